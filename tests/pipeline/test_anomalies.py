@@ -257,6 +257,60 @@ def test_alarms_reach_the_table_and_their_own_broker_once(
         assert len(list((tmp_path / "lake" / "_checkpoints" / "anomalies" / "states").glob("*.json"))) == 2
 
 
+def test_alerts_are_published_once_if_a_step_is_planned_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each kill more readings arrive, so the next step has other bounds than the one that was begun."""
+    lake = Lake(str(tmp_path / "lake"))
+    near, far = values(1, 30.0), values(2, -30.0)
+    publish_all = AlertPublisher.publish
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
+    def killed_after_one_broker(
+        self: AlertPublisher, session: SparkSession, alarms: list[dict[str, Any]], query: str, batch: int
+    ) -> None:
+        brokers = {alarm["broker"] for alarm in alarms}
+        assert len(brokers) == 2
+        publish_all(self, session, [one for one in alarms if one["broker"] == min(brokers)], query, batch)
+        raise KilledError
+
+    with served(tmp_path / "near") as one, served(tmp_path / "far", log_id=OTHER_LOG) as other:
+        source = options(one, other)
+
+        def ingest(begin: int, end: int) -> None:
+            publish(one, "a/near", list(enumerate(near))[begin:end])
+            publish(other, "a/far", list(enumerate(far))[begin:end])
+            assert TablesWriter(spark, RunConfig(lake, source)).step().messages
+
+        def detect() -> None:
+            found = Detection(spark, lake, source)
+            while found.step().messages:
+                pass
+
+        ingest(0, JUMP_AT + 5)
+        with monkeypatch.context() as patch:  # the states and the manifest of this step are written
+            patch.setattr(lake.table(SPEC).__class__, "upsert", killed)
+            with pytest.raises(KilledError):
+                detect()
+        ingest(JUMP_AT + 5, JUMP_AT + 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(AlertPublisher, "publish", killed_after_one_broker)
+            with pytest.raises(KilledError):
+                detect()
+        assert sorted(len(alerts(place)) > 0 for place in (one, other)) == [False, True]
+        ingest(JUMP_AT + 20, 2 * HALF)
+        detect()
+        for place, series in ((one, near), (other, far)):
+            raised = expected(series)
+            assert [(alert[2]["value"], alert[2]["state"]) for alert in alerts(place)] == [
+                (alarm.value, alarm.state) for alarm in raised
+            ]
+            events = {alarm.begin_position for alarm in raised}
+            assert len([row for row in rows(lake) if row["broker"] == place.log]) == len(events)
+
+
 def write_silver(lake: Lake, series: list[float], begin: int, topic: str = "a") -> None:
     """Append a reading a second to silver, as of messages at offsets from `begin`."""
     nothing: dict[str, Any] = dict.fromkeys(readings.SPEC.schema.names)

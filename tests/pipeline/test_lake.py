@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import FILES
@@ -24,9 +25,9 @@ from godwit.pipeline.lake import (
     TIMESTAMP,
     Lake,
     LakeTable,
+    RowTimes,
     TableColumn,
     TableSpec,
-    range_condition,
     spans_condition,
     time_spans,
 )
@@ -167,16 +168,27 @@ def hours(tmp_path: Path) -> LakeTable:
     return found
 
 
-def test_a_range_is_replaced_with_fewer_rows(hours: LakeTable) -> None:
-    hours.replace(hour_rows(h3=9), range_condition("hour", at(2), at(4)))
+def frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    return spark.createDataFrame(rows.to_pandas(), from_arrow_schema(HOURS.schema))
+
+
+def test_a_range_is_replaced_with_fewer_rows(spark: SparkSession, hours: LakeTable) -> None:
+    def replace_hours(
+        begin: datetime | None, end: datetime | None, rows: pa.Table, **watermarks: int
+    ) -> tuple[int, int]:
+        return hours.replace_times(spark, RowTimes("hour", ((begin, end),)), frame(spark, rows), watermarks)
+
+    assert replace_hours(at(2), at(4), hour_rows(h3=9)) == (2, 1)
     assert content(hours) == {1: 1, 3: 9, 4: 1}
-    hours.replace(hour_rows(), range_condition("hour", at(4), None))
+    assert replace_hours(at(4), None, hour_rows(), r=1) == (1, 0)
     assert content(hours) == {1: 1, 3: 9}
-    hours.replace(hour_rows(h2=5), range_condition("hour", None, at(3)))
+    assert replace_hours(None, at(3), hour_rows(h2=5)) == (1, 1)
     assert content(hours) == {2: 5, 3: 9}
-    hours.replace(hour_rows(h7=7), None)
+    assert replace_hours(None, None, hour_rows(h8=8), r=1) == (0, 0)  # it was done before
+    assert content(hours) == {2: 5, 3: 9}
+    assert replace_hours(None, None, hour_rows(h7=7)) == (2, 1)
     assert content(hours) == {7: 7}
-    assert hours.has_reached({"q": 0})  # watermarks do not change
+    assert hours.has_reached({"q": 0, "r": 1})  # watermarks do not change
 
 
 def test_rows_are_removed_once(hours: LakeTable) -> None:
@@ -188,12 +200,15 @@ def test_rows_are_removed_once(hours: LakeTable) -> None:
     assert content(hours) == {3: 1}
 
 
-def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+def test_a_table_that_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(HOURS)
-    table.replace(hour_rows(), None)
+    table.replace(hour_rows())
     assert not table.remove(hour_rows(h1=1), {"r": 0})
+    assert table.replace_times(spark, RowTimes("hour", ((None, None),)), None, {"r": 0}) == (0, 0)
+    assert table.expire(spark, at(3)) == 0
+    table.maintain(spark, timedelta(hours=1))
     assert table.version is None
-    table.replace(hour_rows(h1=1), range_condition("hour", at(0), None))
+    table.replace(hour_rows(h1=1))
     assert content(table) == {1: 1}
 
 
@@ -231,10 +246,10 @@ def test_an_added_column_is_null_in_older_rows(table: LakeTable) -> None:
     assert notes(table.lake.table(NEWER)) == {1: None, 2: "upserted", 4: "appended", 5: "upserted"}
 
 
-def test_a_replaced_range_gets_an_added_column(hours: LakeTable) -> None:
+def test_a_replaced_range_gets_an_added_column(spark: SparkSession, hours: LakeTable) -> None:
     newer = hours.lake.table(replace(HOURS, columns=(*HOURS.columns, TableColumn("note", pa.string()))))
-    rows = hour_rows(h3=9).append_column("note", pa.array(["new"]))
-    newer.replace(rows, range_condition("hour", at(2), at(4)))
+    rows = frame(spark, hour_rows(h3=9)).selectExpr("*", "'new' AS note")
+    newer.replace_times(spark, RowTimes("hour", ((at(2), at(4)),)), rows, {})
     assert {row["hour"].hour: row["note"] for row in newer.arrow().to_pylist()} == {1: None, 3: "new", 4: None}
 
 

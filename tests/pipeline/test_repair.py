@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 from tests.archive import logs
 from tests.pipeline.lakes import LOG, MINUTES, NOON, readings_by_hour, tables_at, three_hours
 from tests.spark.archives import options, served
@@ -33,7 +34,13 @@ def break_windows(lake: Lake) -> None:
     lake.table(windows.SPEC).upsert(pa.Table.from_pylist(wrong, windows.SPEC.schema), {"wrong": 0})
 
 
-def test_gold_is_computed_again_for_a_range(tmp_path: Path, spark: SparkSession) -> None:
+def passes_the_driver(frame: DataFrame) -> NoReturn:
+    raise AssertionError("rows pass through the driver")
+
+
+def test_gold_is_computed_again_for_a_range(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = three_hours(tmp_path, spark)
     assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 60}
     break_windows(lake)
@@ -44,7 +51,9 @@ def test_gold_is_computed_again_for_a_range(tmp_path: Path, spark: SparkSession)
     (device,) = lake.table(devices.SPEC).arrow().to_pylist()
     assert device["messages"] == MINUTES
     assert [row["messages"] for row in lake.table(traffic.SPEC).arrow().to_pylist()] == [60, 60, 60]
-    rebuild(spark, lake, None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(DataFrame, "toArrow", passes_the_driver)
+        rebuild(spark, lake, None, None)
     assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 60}
     lake.table(bronze.SPEC).append_files([], {LOG: MINUTES + 1})  # a batch that the other tables do not have
     with pytest.raises(PipelineError, match="incomplete"):
@@ -58,7 +67,11 @@ def test_ranges_are_widened_to_hours() -> None:
     assert whole_hours(None, None) == (None, None)
 
 
-def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_keys", [0, 10])
+def test_quarantine_is_parsed_again(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, max_keys: int
+) -> None:
+    monkeypatch.setattr("godwit.pipeline.repair.MAX_KEYS", max_keys)
     lake = three_hours(tmp_path, spark)
     silver, quarantine = lake.table(readings.SPEC), lake.table(readings.QUARANTINE)
     assert requeue(spark, lake) == (0, 2)
@@ -83,7 +96,9 @@ def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeyp
     assert (silver.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 60)
 
 
-def test_a_lake_of_version_1_is_decoded_again(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_lake_of_version_1_is_decoded_again(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Silver and windows lack the columns of version 2, and silver has a wrong number."""
     lake = three_hours(tmp_path, spark)
     silver = lake.table(readings.SPEC)
@@ -107,7 +122,9 @@ def test_a_lake_of_version_1_is_decoded_again(tmp_path: Path, spark: SparkSessio
     assert not [one for one in run_checks(lake) if one.wrong]
     assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 61}
     rules = (DecoderRule("home/#", "number", {"quantity": "temperature", "unit": "°F"}),)
-    assert requeue_all(spark, lake, rules) == (MINUTES - 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(DataFrame, "toArrow", passes_the_driver)
+        assert requeue_all(spark, lake, rules) == (MINUTES - 1, 2)
     (row,) = [one for one in silver.arrow().to_pylist() if one["offset"] == 5]
     assert (row["quantity"], round(row["value"], 3), row["unit_source"]) == ("temperature", -15.0, "configuration")
     assert {one["schema_version"] for one in silver.arrow().to_pylist()} == {2}

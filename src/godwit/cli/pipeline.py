@@ -63,7 +63,7 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         readable=False,
-        help="Configuration of the decoders (TOML).",
+        help="Configuration of the decoders and of retention (TOML).",
         show_default="pipeline.toml in the lake",
     ),
 ]
@@ -139,7 +139,7 @@ def status(
     certificate_file: CertificateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the progress: unread messages, the last batch, and the rows of each table. Works during a run."""
+    """Show the progress: unread messages, the last batch, and the size of each table. Works during a run."""
     from godwit.cli.pipeline_run import SourceOptions
     from godwit.cli.pipeline_show import show_status
 

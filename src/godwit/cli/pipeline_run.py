@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
+DEVICES: Final = "gold/devices"
+"""The table that is rebuilt as a whole."""
 SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
 """Characters that Spark reads as patterns or Delta as escapes."""
 SPECIAL_IN_ADDRESSES: Final = " #"
@@ -251,7 +253,7 @@ def run_pipeline(
     with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
         if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
-        rules = configured_rules(config, lake)
+        rules, retention = configured_rules(config, lake), configured_retention(config, lake)
         if not sys.stderr.isatty():
             print_notice(f"looking for the archive at {options['archive']}")
         logs = find_logs(options)
@@ -261,7 +263,7 @@ def run_pipeline(
             print_now(f"reading {archives} into {lake.address}; Spark's own messages are in {log_path(lake)}")
             if sys.stderr.isatty():
                 status.start()
-            run_config = RunConfig(lake, options, is_once, trigger_s, rules)
+            run_config = RunConfig(lake, options, is_once, trigger_s, rules, retention)
             outcome = run(found, run_config, _RunStatus(status, log_path(lake)))
     for query, batches in outcome.batches.items():
         print_now(
@@ -346,7 +348,7 @@ def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop:
     if begins is not None and ends is not None and ends <= begins:
         raise UsageError(f"--to {stop} is not after --from {start}; swap them")
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.repair import rebuild
+    from godwit.pipeline.repair import rebuild, rebuild_notice, rebuilt_since
 
     with (
         explained_errors(),
@@ -355,14 +357,21 @@ def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop:
     ):
         status.update("rebuilding gold")
         counts = rebuild(found, lake, begins, ends)
+        notices = [
+            rebuild_notice(table, since)
+            for table, since in rebuilt_since(lake).items()
+            if begins is None or begins < since or table == DEVICES
+        ]
     for table, rows in counts.items():
         typer.echo(f"{table}: {count(rows, 'row')}")
+    for notice in notices:
+        print_notice(notice)
 
 
 def run_requeue(spark: SparkOptions, lake_address: str, config: Path | None, *, is_all: bool) -> None:
     """Decode the messages in quarantine again, or all messages."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.repair import requeue, requeue_all
+    from godwit.pipeline.repair import expired_notices, requeue, requeue_all
 
     with (
         explained_errors(),
@@ -372,10 +381,13 @@ def run_requeue(spark: SparkOptions, lake_address: str, config: Path | None, *, 
         rules = configured_rules(config, lake)
         status.update("decoding all messages" if is_all else "decoding the quarantine")
         first, second = (requeue_all if is_all else requeue)(found, lake, rules)
+        notices = expired_notices(lake, is_all=is_all)
     if is_all:
         typer.echo(f"{count(first, 'reading')}, {count(second, 'message')} in quarantine")
     else:
         typer.echo(f"{count(first, 'message')} left quarantine, {second:,} remain")
+    for notice in notices:
+        print_notice(notice)
 
 
 def configured_rules(config: Path | None, lake: Lake) -> tuple[DecoderRule, ...]:
@@ -383,6 +395,13 @@ def configured_rules(config: Path | None, lake: Lake) -> tuple[DecoderRule, ...]
     from godwit.pipeline.configuration import find_configuration, load_rules
 
     return load_rules(find_configuration(config, lake.address))
+
+
+def configured_retention(config: Path | None, lake: Lake) -> dict[str, timedelta]:
+    """Return for how long tables keep their rows, in the configuration. Raise PipelineError if it is invalid."""
+    from godwit.pipeline.configuration import find_configuration, load_retention
+
+    return load_retention(find_configuration(config, lake.address))
 
 
 def parse_time(option: str, text: str | None) -> datetime | None:

@@ -33,7 +33,7 @@ from godwit.cli.pipeline_run import (
 )
 from godwit.cli.streams import discard_output
 from godwit.cli.tables import Column, show_objects, show_table
-from godwit.cli.text import count, iso_time, moment, safe, safe_json
+from godwit.cli.text import count, iso_time, moment, safe, safe_json, size
 
 QUARANTINE_TOPICS: Final = 10
 """Topics of each reason in JSON."""
@@ -57,6 +57,10 @@ def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> 
         fields = asdict(found)
         for one in fields["queries"]:
             one["done"] = iso_time(one.pop("done_us"))
+        for one in fields["tables"]:
+            for name in ("expired_before", "compacted", "vacuumed"):
+                at_us = one.pop(f"{name}_us")
+                one[name] = None if at_us is None else iso_time(at_us)
         show_objects([fields])
         return
     if found.problem:
@@ -75,8 +79,30 @@ def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> 
     )
     typer.echo()
     show_table(
-        [Column("table", is_name=True), Column("rows", right=True), Column("grain", drop=1)],
-        [(one.table, f"{one.rows:,}", one.grain) for one in found.tables],
+        [
+            Column("table", is_name=True),
+            Column("rows", right=True),
+            Column("files", right=True),
+            Column("size", right=True),
+            Column("expired before (UTC)", drop=2),
+            Column("compacted", drop=3),
+            Column("vacuumed", drop=3),
+            Column("grain", drop=1),
+        ],
+        [
+            (
+                one.table,
+                f"{one.rows:,}",
+                f"{one.files:,}",
+                size(one.bytes),
+                *[
+                    "" if at_us is None else moment(at_us)
+                    for at_us in (one.expired_before_us, one.compacted_us, one.vacuumed_us)
+                ],
+                one.grain,
+            )
+            for one in found.tables
+        ],
     )
 
 

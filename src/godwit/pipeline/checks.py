@@ -25,14 +25,14 @@ from pyarrow import fs
 
 from godwit.pipeline.checkpoints import TABLES, check_no_partial_batch, read_checkpoint
 from godwit.pipeline.datasets import anomalies, bronze, definitions, readings
-from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.datasets.catalog import ALL, GOLD_TABLES, view_name
 from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.job_statistics import TOPICS
 from godwit.pipeline.datasets.windows import LENGTHS_S
 from godwit.pipeline.decoders.base import Definitions
 from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
 from godwit.pipeline.files import file_system
-from godwit.pipeline.gold import Gold
+from godwit.pipeline.gold import Gold, complete_since
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.sql import interruptible, open_database, quote_offset, short_errors
 
@@ -66,39 +66,46 @@ def _group_columns(counted: str) -> list[str]:
 
 
 _UNREAD: Final = """
-    SELECT * FROM new_bronze_messages ANTI JOIN (
+    SELECT * FROM (SELECT * FROM new_bronze_messages WHERE received >= {complete}) ANTI JOIN (
         SELECT broker, "offset" FROM new_silver_readings UNION SELECT broker, "offset" FROM new_silver_quarantine
     ) USING (broker, "offset")"""
 """Messages that are in neither table: definitions and statuses, which have no readings."""
 ALL_READ: Final = "every message with readings or an error is in silver or in quarantine"
 BETWEEN_TABLES: Final = {
     # (table, condition): SQL for the number of rows that violate it. The views named new_* have the rows to examine,
-    # and {events} and {hours} are conditions on times.
+    # {events} and {hours} are conditions on times, and {complete} is the time from which on no row has expired.
     ("silver/readings", "every reading is of a message in bronze"): """
-        SELECT count(*) FROM new_silver_readings ANTI JOIN new_bronze_messages USING (broker, "offset")""",
+        SELECT count(*) FROM (SELECT * FROM new_silver_readings WHERE received >= {complete})
+        ANTI JOIN new_bronze_messages USING (broker, "offset")""",
     ("silver/quarantine", "no message in it is in silver, too"): """
         SELECT count(*) FROM new_silver_quarantine SEMI JOIN new_silver_readings USING (broker, "offset")""",
     ("gold/windows", "windows of each length count every reading once"): _difference(
         "SELECT broker, topic, quantity, name, window_s, sum(count) AS n FROM "
         "(SELECT * REPLACE (coalesce(name, '') AS name) FROM gold_windows) "
-        "WHERE {events:window_start} GROUP BY ALL",
+        "WHERE {events:window_start} AND window_start >= {complete} GROUP BY ALL",
         "SELECT broker, topic, quantity, coalesce(name, '') AS name, window_s, count(*) AS n FROM silver_readings "
-        f"CROSS JOIN (SELECT unnest({list(LENGTHS_S)}) AS window_s) WHERE {{events:event_time}} GROUP BY ALL",
+        f"CROSS JOIN (SELECT unnest({list(LENGTHS_S)}) AS window_s) "
+        "WHERE {events:event_time} AND event_time >= {complete} GROUP BY ALL",
     ),
     ("gold/devices", "devices count every message once, but the broker's own"): _difference(
-        "SELECT broker, topic, sum(messages) AS n FROM gold_devices GROUP BY ALL",
-        "SELECT broker, topic, count(*) AS n FROM bronze_messages WHERE NOT starts_with(topic, '$') GROUP BY ALL",
+        "SELECT broker, topic, sum(messages) AS n FROM gold_devices WHERE first_received >= {complete} GROUP BY ALL",
+        "SELECT broker, topic, count(*) AS n FROM bronze_messages "
+        "ANTI JOIN (SELECT broker, topic FROM gold_devices WHERE first_received < {complete}) USING (broker, topic) "
+        "WHERE NOT starts_with(topic, '$') AND received >= {complete} GROUP BY ALL",
     ),
     ("gold/traffic", "publishers count every message once, in its hour"): _difference(
-        "SELECT broker, publisher, hour, sum(messages) AS n FROM gold_traffic WHERE {hours:hour} GROUP BY ALL",
+        "SELECT broker, publisher, hour, sum(messages) AS n FROM gold_traffic "
+        "WHERE {hours:hour} AND hour >= {complete} GROUP BY ALL",
         "SELECT broker, publisher, date_trunc('hour', received) AS hour, count(*) AS n FROM bronze_messages "
-        "WHERE {hours:received} GROUP BY ALL",
+        "WHERE {hours:received} AND received >= {complete} GROUP BY ALL",
     ),
     ("gold/job_statistics", "every job submitted is counted once"): _difference(
-        "SELECT broker, kind, sum(jobs_submitted) AS n FROM gold_job_statistics WHERE {hours:hour} GROUP BY ALL",
+        "SELECT broker, kind, sum(jobs_submitted) AS n FROM gold_job_statistics "
+        "WHERE {hours:hour} AND hour >= {complete} GROUP BY ALL",
         f"SELECT broker, substring(topic, {len(TOPICS) + 1}) AS kind, "
         "count(*) FILTER (TRY(json_extract_string(decode(payload), '$.event')) = 'submitted') AS n "
-        f"FROM bronze_messages WHERE starts_with(topic, '{TOPICS}') AND {{hours:received}} GROUP BY ALL",
+        f"FROM bronze_messages WHERE starts_with(topic, '{TOPICS}') AND {{hours:received}} "
+        "AND received >= {complete} GROUP BY ALL",
     ),
 }
 
@@ -136,7 +143,8 @@ def run_checks(lake: Lake, rules: tuple[DecoderRule, ...] = (), *, is_complete: 
     ranges = None if known is None else changed_ranges(known, files)
     is_right = True
     with open_database(lake) as database:
-        check = _Checks(database, ranges, {} if known is None else _changed_times(known, files))
+        times = {} if known is None else _changed_times(known, files)
+        check = _Checks(database, ranges, times, _complete_times(lake))
         for spec in ALL:
             for result in check.of_table(spec):
                 is_right = is_right and not result.wrong
@@ -160,10 +168,18 @@ class _Checks:
     """The checks of one database."""
 
     def __init__(
-        self, database: duckdb.DuckDBPyConnection, ranges: Ranges | None, times: Mapping[str, list[datetime] | None]
+        self,
+        database: duckdb.DuckDBPyConnection,
+        ranges: Ranges | None,
+        times: Mapping[str, list[datetime] | None],
+        complete: Mapping[str, datetime],
     ) -> None:
-        """`ranges` are the offsets to examine, None for all; `times` those of changed files of gold by table."""
+        """`ranges` are the offsets to examine, None for all; `times` those of changed files of gold by table.
+
+        `complete` is by check the time from which on no row of the compared tables has expired.
+        """
         self._database = database
+        self._complete = complete
         self._rows("CREATE MACRO unix_micros(moment) AS epoch_us(moment)")  # the conditions are also valid in Spark
         where = "true" if ranges is None else range_condition(ranges)
         for spec in ALL:
@@ -188,7 +204,8 @@ class _Checks:
 
     def _count_unread(self, decoders: DecoderSet) -> int:
         found = 0
-        reader: pa.RecordBatchReader = self._database.sql(_UNREAD).to_arrow_reader(BATCH_ROWS)
+        sql = self._with_times(_UNREAD, ALL_READ)
+        reader: pa.RecordBatchReader = self._database.sql(sql).to_arrow_reader(BATCH_ROWS)
         for batch in reader:
             parsed = readings.parse_batch(decoders, batch)
             found += len(set(zip(*[parsed.column(name).to_pylist() for name in ("broker", "offset")], strict=True)))
@@ -207,11 +224,13 @@ class _Checks:
         yield CheckResult(spec.name, f"no two rows have the same {', '.join(spec.keys)}", int(doubled))
         for (table, check), sql in BETWEEN_TABLES.items():
             if table == spec.name:
-                ((wrong,),) = self._rows(self._with_times(sql))
+                ((wrong,),) = self._rows(self._with_times(sql, check))
                 yield CheckResult(table, check, int(wrong))
 
-    def _with_times(self, sql: str) -> str:
-        """Replace {events:COLUMN} and {hours:COLUMN} by conditions."""
+    def _with_times(self, sql: str, check: str) -> str:
+        """Replace {events:COLUMN} and {hours:COLUMN} by conditions, and {complete} by a time."""
+        complete = self._complete.get(check)
+        sql = sql.replace("{complete}", f"TIMESTAMPTZ '{'-infinity' if complete is None else complete.isoformat()}'")
         for name in ("events", "hours"):
             while f"{{{name}:" in sql:
                 before, _, rest = sql.partition(f"{{{name}:")
@@ -236,6 +255,16 @@ class _Checks:
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
         with short_errors():
             return interruptible(self._database, lambda: self._database.execute(sql).fetchall())
+
+
+def _complete_times(lake: Lake) -> dict[str, datetime]:
+    """Return, by check, the time from which on no row of the compared tables has expired."""
+    checks = dict(BETWEEN_TABLES.keys())
+    found = {checks[gold.spec.name]: complete_since(lake, gold) for gold in GOLD_TABLES}
+    found[checks[readings.SPEC.name]] = lake.table(bronze.SPEC).expired_before
+    expired = [lake.table(spec).expired_before for spec in (readings.SPEC, readings.QUARANTINE)]
+    found[ALL_READ] = max((one for one in expired if one is not None), default=None)
+    return {check: at for check, at in found.items() if at is not None}
 
 
 # -- the state of the last check ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -50,8 +50,6 @@ PAUSE_S: Final = 2.0
 """From the end of a step to the next one."""
 STATE_DAYS: Final = 90
 """A series without a reading for this time is forgotten."""
-RETENTION_HOURS: Final = 24
-"""For this time after a change, readers can still use the files of their snapshot."""
 SERIES: Final = ("broker", "topic", "quantity", "name")
 """The columns of silver that identify a series. The name is null in rows of Godwit 0.5.0, which means that it is ""."""
 _STATE: Final = pa.schema([*[(name, pa.string()) for name in SERIES], ("seen_us", pa.int64()), ("state", pa.binary())])
@@ -232,8 +230,11 @@ def _to_plain(value: Any) -> str:
 class Detection:
     """The detectors of a lake. Only one instance may write at a time."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, source: Mapping[str, str]) -> None:
-        """`source` are options of format("godwit"), for alerts."""
+    def __init__(
+        self, spark: SparkSession, lake: Lake, source: Mapping[str, str], keep: timedelta | None = None
+    ) -> None:
+        """`source` are options of format("godwit"), for alerts. Events are kept for `keep`; None is for ever."""
+        self._keep = keep
         self._spark = spark
         self._lake = lake
         self._silver = lake.table(readings.SPEC)
@@ -251,6 +252,7 @@ class Detection:
         ends = {log: self._silver.watermark(log) or 0 for log in self._logs()}
         ranges = _next_ranges(self._silver, self._last.offsets, ends)
         if not ranges:
+            self._table.maintain(self._spark, self._keep, is_idle=True)
             return StepResult(0, 0)
         manifest = self._process(self._last, ranges)
         self._commit(manifest)
@@ -290,7 +292,7 @@ class Detection:
         rows = newest_rows(manifest.alarms)
         watermarks = {_watermark_name(log): at for log, at in manifest.offsets.items()} | {_NUMBER: manifest.number}
         self._table.upsert(rows, watermarks)
-        self._table.maintain(None, RETENTION_HOURS)
+        self._table.maintain(self._spark, self._keep)
         write_checkpoint(self._lake, ANOMALIES, manifest.number, Position(manifest.offsets, {}, {}), {})
 
     def _publish(self, manifest: Manifest) -> None:
@@ -338,6 +340,12 @@ def _next_ranges(silver: LakeTable, offsets: Offsets, ends: Offsets) -> dict[str
 
 def _watermark_name(log: str) -> str:
     return f"anomalies: {log}"
+
+
+def detected_below(lake: Lake, logs: Iterable[str]) -> Offsets:
+    """Return, for each log, the offset below which the detectors have processed every reading."""
+    table = lake.table(anomalies.SPEC)
+    return {log: table.watermark(_watermark_name(log)) or 0 for log in logs}
 
 
 def start_detection(spark: SparkSession, detection: Detection, is_input_complete: Callable[[], bool]) -> StepQuery:

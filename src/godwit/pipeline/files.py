@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -144,6 +145,64 @@ class TableFile:
         # Other columns have too many different values for a dictionary.
         repeated = [one.name for one in self._schema if pa.types.is_string(one.type)]
         self._writer = parquet.ParquetWriter(self._output, self._schema, compression="zstd", use_dictionary=repeated)
+
+
+def copy_rows_outside(
+    table_address: str,
+    schema: pa.Schema,
+    column: str,
+    spans: Sequence[tuple[int | None, int | None]],
+    path: str,
+) -> tuple[str, int, WrittenFile | None]:
+    """Copy the rows of a file whose time is in none of the spans to a new file.
+
+    A span is in microseconds since 1970: begin, included, and end, excluded; None for no bound. Rows without a time are
+    copied.
+
+    Return the path, the number of rows that were left out, and the new file. If no row was left out, or no row
+    remains, there is no new file.
+    """
+    left_out = rows = 0
+    for batch in _read_batches(table_address, path, pa.schema([schema.field(column)])):
+        rows += batch.num_rows
+        left_out += pc.sum(_is_within(batch.column(column), spans)).as_py() or 0
+    if left_out in (0, rows):
+        return path, left_out, None
+    file = TableFile(table_address, schema)
+    try:
+        for batch in _read_batches(table_address, path, schema):
+            file.write(batch.filter(pc.invert(_is_within(batch.column(column), spans))))
+        return path, left_out, file.close()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def _is_within(times: pa.Array, spans: Sequence[tuple[int | None, int | None]]) -> pa.Array:
+    at = times.cast(pa.int64())
+    found = pa.repeat(False, len(at))
+    for begin, end in spans:
+        one = pc.is_valid(at)
+        if begin is not None:
+            one = pc.and_(one, pc.fill_null(pc.greater_equal(at, begin), False))
+        if end is not None:
+            one = pc.and_(one, pc.fill_null(pc.less(at, end), False))
+        found = pc.or_(found, one)
+    return found
+
+
+def _read_batches(table_address: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of a table in these columns. A column that it lacks is null."""
+    system, folder = file_system(table_address)
+    with system.open_input_file(f"{folder}/{unquote(path)}") as file:
+        content = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+        names = [name for name in schema.names if name in content.schema_arrow.names]
+        for batch in content.iter_batches(columns=names):
+            columns = [
+                batch.column(one.name).cast(one.type) if one.name in names else pa.nulls(batch.num_rows, one.type)
+                for one in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ transaction as the rows. A repeated step resumes there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 import pyarrow.compute as pc
@@ -14,17 +15,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from godwit.pipeline.checkpoints import GOLD, TABLES, read_checkpoint
+from godwit.pipeline.datasets import readings
 from godwit.pipeline.datasets.catalog import GOLD_MERGES, GOLD_TABLES
 from godwit.pipeline.gold_table import GoldTable
-from godwit.pipeline.lake import Lake, LakeTable, Ranges
+from godwit.pipeline.lake import HOUR, Lake, LakeTable, Ranges, TableSpec
 from godwit.pipeline.supervisor import StepQuery, StepResult
 
 STEP_OFFSETS: Final = 200_000
 """Offsets of each log in one step, whose results pass through the driver."""
-FILE_BYTES: Final = 8 * 1024 * 1024
-"""Files are small because the change of one row rewrites its whole file."""
-RETENTION_HOURS: Final = 1
-"""For this time after a change, readers can still use the files of their snapshot. Each step replaces files."""
 INTERVAL_S: Final = 10.0
 """From the end of a step to the next one: each rewrites the rows of the current windows, however few messages came."""
 _Target: TypeAlias = tuple[LakeTable, GoldTable]
@@ -33,8 +31,10 @@ _Target: TypeAlias = tuple[LakeTable, GoldTable]
 class Gold:
     """The gold tables of a lake that are merged. Only one instance may write at a time."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, retention: Mapping[str, timedelta] | None = None) -> None:
+        """`retention` is for how long tables keep their rows, by name; tables that are not in it keep them for ever."""
         self._lake = lake
+        self._retention = retention or {}
         targets: dict[str, list[_Target]] = {}
         for gold in GOLD_MERGES:
             targets.setdefault(gold.source.name, []).append((lake.table(gold.spec), gold))
@@ -52,6 +52,8 @@ class Gold:
             bounds = {log: _bounds(source, log) for log in logs}
             begins = {log: begin for log, (begin, _) in bounds.items()}
             self._merge_all(spark, source, targets, bounds)
+            for table, _ in targets:
+                table.maintain(spark, self._retention.get(table.spec.name), is_idle=True)
         after = self.watermarks(logs)
         return StepResult(
             messages=sum(max(after[log] - max(before[log], begins[log]), 0) for log in logs),
@@ -63,9 +65,9 @@ class Gold:
         while self.step(spark).behind:
             pass
 
-    def watermarks(self, logs: Iterable[str]) -> dict[str, int]:
-        """Return, for each log, the offset below which all tables have merged every message."""
-        targets = [target for _, targets in self._sources for target in targets]
+    def watermarks(self, logs: Iterable[str], source: TableSpec | None = None) -> dict[str, int]:
+        """Return, for each log, the offset below which all tables, or those of a source, have merged every message."""
+        targets = [one for _, targets in self._sources for one in targets if source is None or one[1].source is source]
         return {log: min(_watermark(table, gold, log) for table, gold in targets) for log in logs}
 
     def _logs(self) -> list[str]:
@@ -86,11 +88,13 @@ class Gold:
         for ranges, group in groups.items():
             rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                self._merge_group(source, dict(ranges), rows, group)
+                self._merge_group(spark, source, dict(ranges), rows, group)
             finally:
                 rows.unpersist()
 
-    def _merge_group(self, source: LakeTable, ranges: Ranges, rows: DataFrame, group: Sequence[_Target]) -> None:
+    def _merge_group(
+        self, spark: SparkSession, source: LakeTable, ranges: Ranges, rows: DataFrame, group: Sequence[_Target]
+    ) -> None:
         """Merge these rows into tables. The parts of one table are computed together."""
         parts = [gold for _, gold in group if gold.part is not None]
         whole = next((one for one in GOLD_TABLES if parts and one.spec is parts[0].spec), None)
@@ -106,7 +110,7 @@ class Gold:
                 table.upsert(gold.spec.schema.empty_table(), watermarks)
             else:
                 gold.merge(table, rows, watermarks)
-            table.maintain(FILE_BYTES, RETENTION_HOURS)
+            table.maintain(spark, self._retention.get(table.spec.name))
 
 
 def _bounds(source: LakeTable, log: str) -> tuple[int, int]:
@@ -139,3 +143,25 @@ def start_gold(spark: SparkSession, gold: Gold, is_input_complete: Callable[[], 
     `is_input_complete` returns whether bronze and silver have everything that they will ever get.
     """
     return StepQuery(GOLD, spark, lambda: gold.step(spark), is_input_complete, pause_s=INTERVAL_S)
+
+
+def complete_since(lake: Lake, gold: GoldTable) -> datetime | None:
+    """Return the hour from which on a gold table and its source have all of their rows; None if none expired.
+
+    Rows of silver expire by the time of receipt, and windows have event times, which may be MAX_AHEAD_US later.
+    """
+    table, source = lake.table(gold.spec), lake.table(gold.source)
+    before = source.expired_before
+    if before is not None:
+        if gold.source_time != gold.source.expires_by:
+            before += timedelta(microseconds=readings.MAX_AHEAD_US)
+        before = _next_hour(before)
+    own = table.expired_before
+    if own is None or before is None:
+        return before if own is None else own
+    return max(before, own)
+
+
+def _next_hour(at: datetime) -> datetime:
+    begin = at.replace(minute=0, second=0, microsecond=0)
+    return begin if begin == at else begin + HOUR

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import LakeTable, TableColumn, TableSpec, Watermarks
+from godwit.pipeline.lake import HOUR, LakeTable, RowTimes, TableColumn, TableSpec, Watermarks, time_spans
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,32 @@ class GoldTable:
         together = source_rows.sparkSession.createDataFrame(pa.concat_tables([stored, fresh]))
         return self.combine(together).toArrow()
 
+    def merge_on_executors(self, table: LakeTable, source_rows: DataFrame, watermarks: Watermarks) -> bool:
+        """Do the same as `merge` for any number of rows: none of them passes through the driver.
+
+        All stored rows of the hours that change are written again, so `merge` is faster for few rows.
+        """
+        time = self.spec.time
+        assert time is not None
+        if table.has_reached(watermarks):
+            return False
+        spark = source_rows.sparkSession
+        fresh = self.aggregate(source_rows)
+        if (before := table.expired_before) is not None:
+            fresh = fresh.where(sf.col(time) >= sf.lit(before))
+        fresh = fresh.localCheckpoint()
+        hours = fresh.select(sf.floor(sf.unix_seconds(time) / 3600).alias("hour")).distinct().collect()
+        spans = time_spans(datetime.fromtimestamp(3600 * row["hour"], UTC) for row in hours)
+        if not spans:
+            return table.upsert(self.spec.schema.empty_table(), watermarks)
+        changed = RowTimes(time, tuple((begin, end + HOUR) for begin, end in spans))
+        stored = table.frame(spark).where(_within(time, changed))
+        for key in self.spec.columns:
+            if key.missing is not None:
+                stored = stored.withColumn(key.name, sf.coalesce(key.name, sf.lit(key.missing)))
+        table.replace_times(spark, changed, self.combine(stored.unionByName(fresh)), watermarks)
+        return True
+
     @property
     def _columns(self) -> Sequence[GoldColumn]:
         return [one for one in self.spec.columns if isinstance(one, GoldColumn)]
@@ -99,3 +127,9 @@ class GoldTable:
         if derived:
             found = found.withColumns(derived)
         return found.select(*self.spec.schema.names)
+
+
+def _within(column: str, times: RowTimes) -> Column:
+    """Return the condition that a column is in one of the spans, which have both bounds."""
+    at = sf.col(column)
+    return reduce(Column.__or__, [(at >= sf.lit(begin)) & (at < sf.lit(end)) for begin, end in times.spans])

@@ -2,11 +2,15 @@
 
 Executors write Parquet files, and the driver makes them visible in one transaction of the Delta log, together with the
 table's new watermarks. A step that is repeated therefore changes nothing, and files of a failed step are never visible;
-`vacuum` deletes them.
+`vacuum` deletes them. Rows are deleted in the same way: executors copy the other rows of a file, and one transaction
+replaces it. Readers keep the files of their snapshot until they are vacuumed.
 
 A watermark is a number that only grows, stored under a name in the same transaction as the rows: the offset below which
 a table has every message of a log, or the number of the last batch of a query. (Spark's event-time watermark is
 something else; the pipeline does not use it.)
+
+Rows expire by the time in one column of the table, see `TableSpec.expires_by`. The time before which rows were deleted
+is a watermark, too, so that checks and repairs know that rows before it are not missing.
 
 A table of an older Godwit may lack columns. Reading returns null for them; the first write adds them to the table.
 """
@@ -15,14 +19,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +43,7 @@ from godwit.pipeline.files import (
     FILES,
     TableFile,
     WrittenFile,
+    copy_rows_outside,
     file_system,
     has_order,
     read_rows,
@@ -48,7 +53,23 @@ from godwit.pipeline.files import (
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException, OSError)
 """Errors of the libraries if files of a table are damaged, missing or unreachable: see errors.explained_store."""
 COMPACT_EVERY: Final = 100
-"""Transactions between two compactions. Each transaction adds at least one file, and readers open all files."""
+"""Transactions after which a table is compacted. Each adds at least one file, and readers open all files."""
+SMALL_FILE_BYTES: Final = 1024 * 1024
+COMPACTION_FACTOR: Final = 10
+"""A compaction joins files up to SMALL_FILE_BYTES, every tenth up to ten times this size, and so on. Each row is
+therefore copied a few times in all, however large the table is."""
+FILE_BYTES: Final = 100 * 1024 * 1024
+MEMORY_FACTOR: Final = 4
+"""About how much larger rows are in memory than in a file."""
+MERGED_FILE_BYTES: Final = 8 * 1024 * 1024
+"""Size up to which files are joined. Those of merged tables are small: the change of a row rewrites its whole file."""
+UNUSED_FILE_HOURS: Final = 24
+MERGED_UNUSED_FILE_HOURS: Final = 1
+"""For this time after a change, readers can still use the files of their snapshot."""
+HOUR: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1)
+"""A table with new transactions is compacted at least once a day, and each table is vacuumed once a day. After a
+compaction it is vacuumed sooner, at most once an hour. Rows expire once an hour."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 MAX_REPAIR_TASKS: Final = 64
 MAX_SPANS: Final = 8
@@ -70,6 +91,15 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 """By log: the first offset, and the offset behind the last."""
 TimeSpan: TypeAlias = tuple[datetime, datetime]
 """First and last time, both included."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STATISTICS_MS: Final = timedelta(milliseconds=1)
+"""Times in statistics of files that deltalake has written are rounded down to this."""
+_EXPIRED: Final = "expired before"
+_COMPACTIONS: Final = "compaction: number"
+_COMPACTED_VERSION: Final = "compaction: version"
+_COMPACTED: Final = "compaction: time"
+_VACUUMED: Final = "vacuum: time"
+"""Names of watermarks. Times are in microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +129,36 @@ class TableSpec:
     """Conditions in SQL that hold for each row, by their description: see godwit.pipeline.checks."""
     time: str | None = None
     """A key column that grows with time: an upsert reads only files with similar times."""
+    expires_by: str | None = None
+    """The column of times by which rows expire; None if they are needed for ever."""
+    is_merged: bool = False
+    """Whether its rows are replaced by each step: its files are small, and unused ones are deleted soon."""
+
+    @property
+    def file_bytes(self) -> int:
+        """The size up to which files are joined."""
+        return MERGED_FILE_BYTES if self.is_merged else FILE_BYTES
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns as an Arrow schema."""
         return pa.schema([(one.name, one.type) for one in self.columns])
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """The rows whose time in a column is in one of some spans."""
+
+    column: str
+    spans: tuple[tuple[datetime | None, datetime | None], ...]
+    """Begin, included, and end, excluded; None for no bound. Without both, a row without a time is included, too."""
+
+
+class ReplacedRows(NamedTuple):
+    """The result of a replacement."""
+
+    removed: int
+    written: int
 
 
 class Lake:
@@ -142,6 +197,8 @@ class LakeTable:
     _delta: DeltaTable | None = field(default=None, init=False, repr=False)
     _first_offsets: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     """By log. Rows are never added before them, so they remain lower bounds."""
+    _next_expiry: datetime = field(default=_EPOCH, init=False, repr=False)
+    _next_idle: datetime = field(default=_EPOCH, init=False, repr=False)
 
     @property
     def address(self) -> str:
@@ -161,9 +218,13 @@ class LakeTable:
         self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        rows = frame.select(*self.spec.schema.names)
-        files = rows.mapInArrow(partial(_write_rows, self.address, self.spec.schema), _WRITTEN).collect()
-        return self.append_files([file.asDict() for file in files], watermarks, mode)
+        return self.append_files(self._write_files(frame), watermarks, mode)
+
+    def _write_files(self, frame: DataFrame) -> list[WrittenFile]:
+        """Write rows to files, on executors. They are not visible yet."""
+        write = partial(_write_rows, self.address, self.spec.schema, self.spec.file_bytes)
+        files = frame.select(*self.spec.schema.names).mapInArrow(write, _WRITTEN).collect()
+        return [file.asDict() for file in files]
 
     def append_files(
         self, files: Sequence[WrittenFile], watermarks: Watermarks, mode: Literal["append", "overwrite"] = "append"
@@ -175,9 +236,7 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        now_ms = int(time.time() * 1000)
-        added = [AddAction(one["path"], one["bytes"], {}, now_ms, True, one["statistics"]) for one in files]
-        self._commit(delta, added, watermarks, mode)
+        self._commit(delta, _added_files(files), watermarks, mode)
         return True
 
     def overwrite(self, frame: DataFrame, watermarks: Watermarks) -> bool:
@@ -201,11 +260,17 @@ class LakeTable:
     def upsert(self, rows: pa.Table, watermarks: Watermarks) -> bool:
         """Insert rows, replace rows that have the same keys, and set the watermarks, in one transaction.
 
+        Rows that would have expired are left out: others with these keys were deleted.
+
         Return False, and write nothing, if all watermarks had been reached before.
         """
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
+        before_us = delta.transaction_version(_EXPIRED)
+        if before_us is not None and rows.num_rows:
+            assert self.spec.expires_by is not None
+            rows = rows.filter(pc.greater_equal(rows.column(self.spec.expires_by), pa.scalar(before_us, TIMESTAMP)))
         if not rows.num_rows:
             self._commit(delta, [], watermarks)
             return True
@@ -223,10 +288,10 @@ class LakeTable:
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
 
-    def replace(self, rows: pa.Table, where: str | None) -> None:
-        """Replace all rows that meet a condition, or all rows without one, in one transaction."""
+    def replace(self, rows: pa.Table) -> None:
+        """Replace all rows by rows that are on the driver, in one transaction."""
         if rows.num_rows or self.version is not None:
-            write_deltalake(self._open_for_writing(), self._cast(rows), mode="overwrite", predicate=where)
+            write_deltalake(self._open_for_writing(), self._cast(rows), mode="overwrite")
 
     def remove(self, rows: pa.Table, watermarks: Watermarks) -> bool:
         """Delete the rows that are equal in all columns of `rows`, and set the watermarks, in one transaction.
@@ -245,11 +310,126 @@ class LakeTable:
         merge.when_matched_delete().execute()
         return True
 
-    def maintain(self, file_bytes: int | None, retention_hours: int) -> None:
-        """Compact and vacuum the table once in COMPACT_EVERY transactions."""
-        if (self.version or 0) % COMPACT_EVERY == 0:
-            self.compact(file_bytes)
-            self.vacuum(retention_hours)
+    def replace_times(
+        self, spark: SparkSession, times: RowTimes, frame: DataFrame | None, watermarks: Watermarks
+    ) -> ReplacedRows:
+        """Replace the rows of some times by others, and set the watermarks, in one transaction.
+
+        Executors write the new rows, and copy the other rows of files that have some to remove; files that have no
+        others are not read. Change nothing if there are watermarks, and all had been reached before.
+        """
+        if (watermarks and self.has_reached(watermarks)) or (frame is None and self.version is None):
+            return ReplacedRows(0, 0)
+        delta = self._open_for_writing()
+        if frame is not None and self.spec.time is not None:
+            frame = frame.orderBy(self.spec.time)  # so that upserts change few files
+        files = [] if frame is None else self._write_files(frame)
+        actions, removed = self._removal(spark, times, pa.table(delta.get_add_actions(flatten=True)).to_pylist())
+        if files or actions or watermarks:
+            self._commit(delta, [*actions, *_added_files(files)], watermarks)
+        return ReplacedRows(removed, sum(one["rows"] for one in files))
+
+    def expire(self, spark: SparkSession, before: datetime, unread: Ranges | None = None) -> int:
+        """Delete the rows from before a time, by the column `expires_by`. Return their number.
+
+        A file that has only such rows is removed without being read. Of a file that has others, too, the others are
+        copied, but not before its oldest row has been expired for a day: so each day copies few files.
+
+        `unread` are ranges of offsets that other tables still need; nothing is deleted from their oldest time on.
+        """
+        column = self.spec.expires_by
+        if column is None or self.version is None:
+            return 0
+        delta = self._open_for_writing()
+        files = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        before = _hour_of(before)
+        for file in files:
+            if any(_may_contain(file, log, begin, end) for log, (begin, end) in (unread or {}).items()):
+                before = min(before, _hour_of(file.get(f"min.{column}") or _EPOCH))
+        due = [
+            file
+            for file in files
+            if (first := file.get(f"min.{column}")) is not None
+            and (first < before - DAY or file[f"max.{column}"] + _STATISTICS_MS < before)
+        ]
+        actions, removed = self._removal(spark, RowTimes(column, ((None, before),)), due)
+        if removed:
+            self._commit(delta, actions, {_EXPIRED: _micros(before)})
+        return removed
+
+    def _removal(
+        self, spark: SparkSession, times: RowTimes, files: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[AddAction | RemoveAction], int]:
+        """Return the actions that remove rows of some times, and the number of rows."""
+        overlaps = [(file, _overlap(file, times)) for file in files]
+        whole = [file for file, overlap in overlaps if overlap == "whole"]
+        partly = {file["path"]: file for file, overlap in overlaps if overlap == "partly"}
+        copies: list[tuple[str, int, WrittenFile | None]] = []
+        if partly:
+            spans = [
+                (None if begin is None else _micros(begin), None if end is None else _micros(end))
+                for begin, end in times.spans
+            ]
+            copy = partial(copy_rows_outside, self.address, self.spec.schema, times.column, spans)
+            paths = spark.sparkContext.parallelize(list(partly), min(len(partly), MAX_REPAIR_TASKS))
+            copies = [one for one in paths.map(copy).collect() if one[1]]
+        now_ms = int(time.time() * 1000)
+        gone = [*whole, *[partly[path] for path, *_ in copies]]
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file["path"], True, now_ms, file["size_bytes"], {}) for file in gone
+        ]
+        actions += _added_files([file for *_, file in copies if file is not None])
+        return actions, sum(file["num_records"] for file in whole) + sum(count for _, count, _ in copies)
+
+    # -- maintenance --------------------------------------------------------------------------------------------------
+
+    def maintain(
+        self,
+        spark: SparkSession,
+        keep: timedelta | None = None,
+        unread: Callable[[], Ranges] = dict,
+        *,
+        is_idle: bool = False,
+        is_last: bool = False,
+    ) -> None:
+        """Expire rows, compact, and vacuum, as far as each is due.
+
+        Called after each transaction; with `is_idle` in place of one, which has an effect once an hour; and with
+        `is_last` at the end of a run, when rows expire at once. Rows are kept for `keep`; None is for ever.
+        """
+        now = datetime.now(UTC)
+        delta = None if is_idle and now < self._next_idle else self._open()
+        if delta is None:
+            return
+        self._next_idle = now + HOUR
+        if keep is not None and (is_last or now >= self._next_expiry):
+            self._next_expiry = now + HOUR
+            self.expire(spark, now - keep, unread())
+        last, number = [delta.transaction_version(name) or 0 for name in (_COMPACTED_VERSION, _COMPACTIONS)]
+        commits = delta.version() - last
+        created_us = 1000 * (delta.metadata().created_time or 0)
+        compacted, vacuumed = [
+            _EPOCH + timedelta(microseconds=delta.transaction_version(name) or created_us)
+            for name in (_COMPACTED, _VACUUMED)
+        ]
+        is_many = commits >= COMPACT_EVERY
+        a_day = DAY - HOUR  # a run that is started once a day may begin earlier than the last one
+        done: dict[str, int] = {}
+        if is_many or (commits > 0 and now - compacted >= a_day):
+            self.compact(min(self.spec.file_bytes, _tier_bytes(number + 1)))
+            done = {_COMPACTIONS: number + 1, _COMPACTED: _micros(now)}
+        if now - vacuumed >= a_day or (is_many and now - vacuumed >= HOUR):
+            self.vacuum(MERGED_UNUSED_FILE_HOURS if self.spec.is_merged else UNUSED_FILE_HOURS)
+            done[_VACUUMED] = _micros(now)
+        if done:
+            delta = self._open_for_writing()
+            if _COMPACTED in done or not commits:  # the transactions of maintenance itself do not count
+                done[_COMPACTED_VERSION] = delta.version() + 1
+            self._commit(delta, [], done)
+
+    def _time_of(self, name: str) -> datetime | None:
+        at_us = self.watermark(name)
+        return None if at_us is None else _EPOCH + timedelta(microseconds=at_us)
 
     def compact(self, file_bytes: int | None = None) -> None:
         """Replace many small files by few large ones with the same rows."""
@@ -308,6 +488,27 @@ class LakeTable:
                 return None
             self._first_offsets[log] = min(known)
         return self._first_offsets[log]
+
+    @property
+    def expired_before(self) -> datetime | None:
+        """The time before which rows have expired; None if none ever did."""
+        return self._time_of(_EXPIRED)
+
+    @property
+    def compacted(self) -> datetime | None:
+        """The time of the last compaction."""
+        return self._time_of(_COMPACTED)
+
+    @property
+    def vacuumed(self) -> datetime | None:
+        """When unused files were last deleted."""
+        return self._time_of(_VACUUMED)
+
+    @property
+    def file_sizes(self) -> list[int]:
+        """The size of each file in bytes."""
+        delta = self._open()
+        return [] if delta is None else pa.table(delta.get_add_actions(flatten=True))["size_bytes"].to_pylist()
 
     @property
     def rows(self) -> int:
@@ -489,19 +690,39 @@ class LakeTable:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _write_rows(address: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a partition to one file, on an executor. Yield its description, unless it has no rows."""
-    file = TableFile(address, schema)
+def _write_rows(
+    address: str, schema: pa.Schema, file_bytes: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a partition to files of about this size, on an executor. Yield their descriptions."""
+    file, size = TableFile(address, schema), 0
     try:
         for batch in batches:
             for rows in pa.Table.from_batches([batch]).cast(schema).to_batches():
                 file.write(rows)
+                size += rows.nbytes
+            if size >= MEMORY_FACTOR * file_bytes:
+                yield pa.RecordBatch.from_pylist([file.close()])
+                file, size = TableFile(address, schema), 0
         written = file.close()
     except BaseException:
         file.abort()
         raise
     if written is not None:
         yield pa.RecordBatch.from_pylist([written])
+
+
+def _added_files(files: Iterable[WrittenFile]) -> list[AddAction]:
+    now_ms = int(time.time() * 1000)
+    return [AddAction(one["path"], one["bytes"], {}, now_ms, True, one["statistics"]) for one in files]
+
+
+def _tier_bytes(number: int) -> int:
+    """Return the size up to which the compaction of this number joins files."""
+    found = SMALL_FILE_BYTES
+    while number % COMPACTION_FACTOR == 0:
+        number //= COMPACTION_FACTOR
+        found *= COMPACTION_FACTOR
+    return found
 
 
 def _path_and_statistics(address: str, schema: pa.Schema, path: str) -> tuple[str, str]:
@@ -545,6 +766,23 @@ def _may_contain(file: Mapping[str, Any], log: str, begin: int, end: int) -> boo
     return least is None or greatest is None or least <= log <= greatest
 
 
+def _overlap(file: Mapping[str, Any], times: RowTimes) -> Literal["whole", "partly", "none"]:
+    """Return which rows of a file are of these times, according to its statistics."""
+    if (None, None) in times.spans:
+        return "whole"
+    first, last = file.get(f"min.{times.column}"), file.get(f"max.{times.column}")
+    if first is None or last is None:
+        return "none" if file.get(f"null_count.{times.column}") == file["num_records"] else "partly"
+    last += _STATISTICS_MS
+    found: Literal["whole", "partly", "none"] = "none"
+    for begin, end in times.spans:
+        if (begin is None or begin <= first) and (end is None or last < end):
+            return "partly" if file.get(f"null_count.{times.column}") else "whole"
+        if (begin is None or begin <= last) and (end is None or first < end):
+            found = "partly"
+    return found
+
+
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
@@ -568,14 +806,16 @@ def spans_condition(column: str, spans: Iterable[TimeSpan]) -> str:
     return f"({' OR '.join(parts)})"
 
 
-def range_condition(column: str, start: datetime | None, end: datetime | None) -> str | None:
-    """Return the SQL condition that a column is at or after `start` and before `end`; None without bounds."""
-    parts = [f'"{column}" {sign} {_sql_time(at)}' for sign, at in ((">=", start), ("<", end)) if at is not None]
-    return " AND ".join(parts) or None
-
-
 def _spans_filter(column: str, spans: Iterable[TimeSpan]) -> pc.Expression:
     return reduce(or_, [(pc.field(column) >= begin) & (pc.field(column) <= end) for begin, end in spans])
+
+
+def _hour_of(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _sql_time(at: datetime) -> str:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -28,29 +30,30 @@ from godwit.pipeline.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from godwit.pipeline.datasets import anomalies, bronze, readings
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.readings import BatchDecoder, Decoding
 from godwit.pipeline.decoders.base import DecoderMessage
 from godwit.pipeline.decoders.selection import DecoderRule, decoder_set, filter_pattern
-from godwit.pipeline.detection import Detection, start_detection
+from godwit.pipeline.detection import Detection, detected_below, start_detection
 from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.ingest import KINDS, READINGS, RangeWriter, TargetTable, TaskResult
-from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.lake import Lake, LakeTable, Ranges, TableSpec
+from godwit.pipeline.repair import is_repair_incomplete
 from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
 from godwit.spark.offsets import Offsets, Position
 from godwit.spark.options import read_options
 from godwit.spark.reader import SCHEMA, LogPartition, StreamReader
 
 POLL_S: Final = 0.1
+_MAX_OFFSET: Final = 2**63 - 1
 MAX_ROWS: Final = 500_000
 MAX_ROWS_ONCE: Final = 2_000_000
 MAX_BYTES: Final = 512 * 1024 * 1024
 """Limits of a step. The memory of a task does not depend on them; the work that a killed run repeats does."""
 ARCHIVE_TIMEOUT_S: Final = 15.0
 """After this time without an archive the query fails, which is reported, and restarts."""
-RETENTION_HOURS: Final = 24
-"""For this time after a change, readers can still use the files of their snapshot."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class RunConfig:
     trigger_s: float = 1.0
     rules: tuple[DecoderRule, ...] = ()
     """The configured decoders."""
+    retention: Mapping[str, timedelta] = field(default_factory=dict)
+    """For how long tables keep their rows, by name; tables that are not in it keep them for ever."""
 
     @property
     def limited_source(self) -> dict[str, str]:
@@ -94,11 +99,11 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
         return started[-1]
 
     def start_gold_query() -> StepQuery:
-        started.append(start_gold(spark, Gold(config.lake), is_input_complete=lambda: tables.is_done))
+        started.append(start_gold(spark, Gold(config.lake, config.retention), is_input_complete=lambda: tables.is_done))
         return started[-1]
 
     def start_anomalies() -> StepQuery:
-        detection = Detection(spark, config.lake, config.source)
+        detection = Detection(spark, config.lake, config.source, config.retention.get(anomalies.SPEC.name))
         started.append(start_detection(spark, detection, is_input_complete=lambda: tables.is_done))
         return started[-1]
 
@@ -116,7 +121,26 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
             one.stop(timeout_s=0.0)  # all of them at once, before the first is waited for
         for one in started:
             one.stop()
+    for spec in ALL:  # the queries have done this as they went, but behind the tables that need the rows
+        keep = config.retention.get(spec.name)
+        config.lake.table(spec).maintain(spark, keep, partial(unread_ranges, config.lake, spec), is_last=True)
     return stats
+
+
+def unread_ranges(lake: Lake, spec: TableSpec) -> Ranges:
+    """Return the offsets of rows of a table that gold or the detectors have not processed, or that a repair needs."""
+    found = read_checkpoint(lake, TABLES)
+    logs = [] if found is None else list(found.offsets)
+    if spec in WRITTEN_TOGETHER and is_repair_incomplete(lake):
+        return dict.fromkeys(logs, (0, _MAX_OFFSET))
+    ends: list[Offsets] = []
+    if spec in (bronze.SPEC, readings.SPEC):
+        ends.append(Gold(lake).watermarks(logs, spec))
+    if spec is readings.SPEC:
+        ends.append(detected_below(lake, logs))
+    table = lake.table(spec)
+    at = {log: min(one[log] for one in ends) for log in logs} if ends else {}
+    return {log: (begin, _MAX_OFFSET) for log, begin in at.items() if begin < (table.watermark(log) or 0)}
 
 
 def start_tables_query(spark: SparkSession, config: RunConfig) -> StepQuery:
@@ -132,6 +156,7 @@ class TablesWriter:
         self._spark = spark
         self._lake = config.lake
         self._rules = config.rules
+        self._retention = config.retention
         self._decoders = decoder_set(config.rules)
         self._definitions = DefinitionStore(config.lake, self._decoders)
         self._tables = {kind: config.lake.table(spec) for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)}
@@ -150,15 +175,21 @@ class TablesWriter:
         begin = self._checkpoint.position.to_dict()
         end = self._planner.latestOffset(begin, self._limit)
         if end == begin:
+            self._maintain(is_idle=True)
             return StepResult(0, self._behind(self._checkpoint.position) if self._planner.is_waiting else 0)
         position = Position.from_dict(end)
         firsts = position.begins | self._checkpoint.firsts
         rows = self.write(self._planner.partitions(begin, end), position.offsets, firsts)
         position = Position(position.offsets, position.gaps, {}, position.epochs)
         self._checkpoint = self._store(self._checkpoint.batch + 1, position, firsts)
-        for table in self._tables.values():
-            table.maintain(None, RETENTION_HOURS)
+        self._maintain()
         return StepResult(rows, self._behind(position))
+
+    def _maintain(self, *, is_idle: bool = False) -> None:
+        for table in (*self._tables.values(), self._definitions.table):
+            is_unchanged = is_idle or table is self._definitions.table  # definitions are few
+            unread = partial(unread_ranges, self._lake, table.spec)
+            table.maintain(self._spark, self._retention.get(table.spec.name), unread, is_idle=is_unchanged)
 
     def write(self, partitions: Sequence[LogPartition], ends: Offsets, firsts: Offsets) -> int:
         """Write the messages of partitions that end at these offsets. Return the number of messages read.

@@ -13,7 +13,7 @@ from godwit.pipeline.checkpoints import GOLD, QUERIES, TABLES, read_checkpoint
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.gold import Gold
-from godwit.pipeline.lake import Lake
+from godwit.pipeline.lake import Lake, LakeTable
 from godwit.spark.archive import Archive, ArchiveError
 from godwit.spark.offsets import Offsets
 from godwit.spark.options import OptionError, ReadOptions, read_options
@@ -88,11 +88,18 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """The size of a table."""
+    """The size of a table, and its maintenance."""
 
     table: str
     grain: str
     rows: int
+    files: int
+    bytes: int
+    expired_before_us: int | None
+    """The time before which rows have expired; None if none ever did."""
+    compacted_us: int | None
+    vacuumed_us: int | None
+    """When unused files were last deleted."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,18 @@ def status_of(lake: Lake, source: Mapping[str, str]) -> Status:
     return Status(
         logs=[one for query, found in offsets.items() for one in _log_statuses(query, found, logs)],
         queries=[QueryStatus(query, found.batch, found.done_us) for query, found in checkpoints.items()],
-        tables=[TableStatus(spec.name, spec.grain, lake.table(spec).rows) for spec in ALL],
+        tables=[_table_status(lake.table(spec)) for spec in ALL],
         problem=problem,
     )
+
+
+def _table_status(table: LakeTable) -> TableStatus:
+    sizes = table.file_sizes
+    times = [
+        None if at is None else int(at.timestamp() * 1e6)
+        for at in (table.expired_before, table.compacted, table.vacuumed)
+    ]
+    return TableStatus(table.spec.name, table.spec.grain, table.rows, len(sizes), sum(sizes), *times)
 
 
 def _log_statuses(query: str, offsets: Offsets, logs: list[ArchivedLog]) -> list[LogStatus]:

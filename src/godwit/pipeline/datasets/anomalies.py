@@ -51,6 +51,7 @@ SPEC: Final = TableSpec(
         TableColumn("name", pa.string(), "which sensor or field of the message; empty for the only one", missing=""),
     ),
     keys=("broker", "offset", "quantity", "name"),
+    expires_by="event_time",
     checks={
         "it has a score and a reason": "score > 0 AND reason != ''",
         "it has an end time if it has ended": "state IS NULL OR (state = 'end') = (end_time IS NOT NULL)",

@@ -23,6 +23,7 @@ SPEC: Final = TableSpec(
         TableColumn("payload", pa.binary(), "unchanged"),
     ),
     keys=("broker", "offset"),
+    expires_by="received",
     checks={
         "it has a topic and a payload": "topic != '' AND payload IS NOT NULL",
         "its offset counts from 0, and its time received is known": "offset >= 0 AND received IS NOT NULL",

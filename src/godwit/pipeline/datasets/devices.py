@@ -20,6 +20,8 @@ from godwit.pipeline.lake import TIMESTAMP, TableSpec
 GAP_FACTOR: Final = 5
 MIN_GAP_S: Final = 1.0
 """A shorter pause is never a gap, however often a topic sends."""
+FIRST: Final = "first_received"
+"""The column by which a repair knows whether all messages of a device are still in bronze."""
 _KEYS: Final = ("broker", "topic")
 
 SPEC: Final = TableSpec(
@@ -36,7 +38,7 @@ SPEC: Final = TableSpec(
             combine="max_by(publisher, last_received)",
         ),
         GoldColumn("messages", pa.int64(), aggregate="count(*)", combine="sum(messages)"),
-        GoldColumn("first_received", TIMESTAMP, aggregate="min(received)", combine="min(first_received)"),
+        GoldColumn(FIRST, TIMESTAMP, aggregate="min(received)", combine="min(first_received)"),
         GoldColumn("last_received", TIMESTAMP, aggregate="max(received)", combine="max(last_received)"),
         GoldColumn(
             "interval_s",
@@ -60,6 +62,8 @@ SPEC: Final = TableSpec(
         ),
     ),
     keys=_KEYS,
+    expires_by="last_received",
+    is_merged=True,
     checks={
         "it has messages, first and last": "messages >= 1 AND first_received <= last_received",
         "its gaps are among its pauses": "gaps BETWEEN 0 AND messages - 1 AND longest_gap_s >= 0",

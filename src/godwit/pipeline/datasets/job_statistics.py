@@ -84,6 +84,8 @@ SPEC: Final = TableSpec(
         "tasks that finished have run for some time": "tasks_finished = 0 OR run_s_mean <= run_s_max",
     },
     time="hour",
+    expires_by="hour",
+    is_merged=True,
 )
 
 

@@ -62,6 +62,7 @@ SPEC: Final = TableSpec(
         ),
     ),
     keys=("broker", "offset", "quantity", "position"),  # the quantity tells rows of version 1 apart
+    expires_by="received",
     checks={
         "its value is a number": f"NOT isnan(value) AND abs(value) <= {GREATEST:g}",
         "it has a quantity and a time": "quantity != '' AND event_time IS NOT NULL",
@@ -90,6 +91,7 @@ QUARANTINE: Final = TableSpec(
         TableColumn("decoder", pa.string(), "the decoder that rejected it; empty if none reads such payloads"),
     ),
     keys=("broker", "offset"),
+    expires_by="received",
     checks={"it has a reason": "reason != '' AND detail != ''", "its payload is stored": "payload IS NOT NULL"},
 )
 _COLUMNS: Final = ("broker", "offset", "topic", "publisher", "received", "schema_version", "decoder")

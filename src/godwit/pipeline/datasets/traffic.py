@@ -42,6 +42,8 @@ SPEC: Final = TableSpec(
         ),
     },
     time="hour",
+    expires_by="hour",
+    is_merged=True,
 )
 
 

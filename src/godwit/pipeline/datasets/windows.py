@@ -69,6 +69,8 @@ SPEC: Final = TableSpec(
         ),
     },
     time="window_start",
+    expires_by="window_start",
+    is_merged=True,
 )
 
 

@@ -27,6 +27,8 @@ from pyarrow import fs, parquet
 
 from godwit.pipeline.errors import PipelineError
 
+MEMORY_FACTOR: Final = 4
+"""About how much larger rows are in memory than in a file."""
 FILES: Final = "files"
 """Folder below a table's own for its files. Vacuum ignores names that begin with an underscore, and would leave
 orphaned files there."""
@@ -145,6 +147,27 @@ class TableFile:
         # Other columns have too many different values for a dictionary.
         repeated = [one.name for one in self._schema if pa.types.is_string(one.type)]
         self._writer = parquet.ParquetWriter(self._output, self._schema, compression="zstd", use_dictionary=repeated)
+
+
+def write_rows(
+    address: str, schema: pa.Schema, file_bytes: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a partition to files of about this size, on an executor. Yield their descriptions."""
+    file, size = TableFile(address, schema), 0
+    try:
+        for batch in batches:
+            for rows in pa.Table.from_batches([batch]).cast(schema).to_batches():
+                file.write(rows)
+                size += rows.nbytes
+            if size >= MEMORY_FACTOR * file_bytes:
+                yield pa.RecordBatch.from_pylist([file.close()])
+                file, size = TableFile(address, schema), 0
+        written = file.close()
+    except BaseException:
+        file.abort()
+        raise
+    if written is not None:
+        yield pa.RecordBatch.from_pylist([written])
 
 
 def copy_rows_outside(

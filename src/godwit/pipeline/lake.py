@@ -41,13 +41,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import (
     FILES,
-    TableFile,
     WrittenFile,
     copy_rows_outside,
     file_system,
     has_order,
     read_rows,
     read_statistics,
+    write_rows,
 )
 
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException, OSError)
@@ -59,8 +59,6 @@ COMPACTION_FACTOR: Final = 10
 """A compaction joins files up to SMALL_FILE_BYTES, every tenth up to ten times this size, and so on. Each row is
 therefore copied a few times in all, however large the table is."""
 FILE_BYTES: Final = 100 * 1024 * 1024
-MEMORY_FACTOR: Final = 4
-"""About how much larger rows are in memory than in a file."""
 MERGED_FILE_BYTES: Final = 8 * 1024 * 1024
 """Size up to which files are joined. Those of merged tables are small: the change of a row rewrites its whole file."""
 UNUSED_FILE_HOURS: Final = 24
@@ -222,7 +220,7 @@ class LakeTable:
 
     def _write_files(self, frame: DataFrame) -> list[WrittenFile]:
         """Write rows to files, on executors. They are not visible yet."""
-        write = partial(_write_rows, self.address, self.spec.schema, self.spec.file_bytes)
+        write = partial(write_rows, self.address, self.spec.schema, self.spec.file_bytes)
         files = frame.select(*self.spec.schema.names).mapInArrow(write, _WRITTEN).collect()
         return [file.asDict() for file in files]
 
@@ -688,27 +686,6 @@ class LakeTable:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _write_rows(
-    address: str, schema: pa.Schema, file_bytes: int, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a partition to files of about this size, on an executor. Yield their descriptions."""
-    file, size = TableFile(address, schema), 0
-    try:
-        for batch in batches:
-            for rows in pa.Table.from_batches([batch]).cast(schema).to_batches():
-                file.write(rows)
-                size += rows.nbytes
-            if size >= MEMORY_FACTOR * file_bytes:
-                yield pa.RecordBatch.from_pylist([file.close()])
-                file, size = TableFile(address, schema), 0
-        written = file.close()
-    except BaseException:
-        file.abort()
-        raise
-    if written is not None:
-        yield pa.RecordBatch.from_pylist([written])
 
 
 def _added_files(files: Iterable[WrittenFile]) -> list[AddAction]:

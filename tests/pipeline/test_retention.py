@@ -1,4 +1,4 @@
-"""Rows that expire, compaction and vacuum on schedule, and repairs and checks of what remains."""
+"""Rows that expire, compaction and vacuum on schedule, and repairs and checks of the other rows."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_gold_survives_its_rows(tmp_path: Path, spark: SparkSession) -> None:
     assert quarantine.expire(spark, NOON + 2 * HOUR) == 2
     assert wrong(lake) == {}
     assert (bronze_table.rows, silver.rows, quarantine.rows) == (60, MINUTES - 2 - 59, 0)
-    # What has not expired is still missed.
+    # A row that has not expired is still missed.
     kept = silver.arrow()
     last = kept.filter(pa.compute.equal(kept["offset"], MINUTES - 1))
     silver.remove(last.select(["broker", "offset"]), {"wrong": 0})

@@ -129,8 +129,8 @@ def _is_filter(text: str) -> bool:
 def retention_of(content: dict[str, Any], text: str) -> dict[str, timedelta]:
     """Return for how long tables keep their rows, by name. `text` is the TOML, for the lines of errors.
 
-    A key is a table, such as "silver.readings", "silver/readings" or "readings", or a layer, such as "silver", which
-    stands for its tables that no other key names. Raise PipelineError if a key or a duration is invalid.
+    A key is a table, such as "silver.readings", "silver/readings" or "readings", or a layer, such as "silver", for
+    its tables that no other key names. Raise PipelineError if a key or a duration is invalid.
     """
     section = content.get(SECTION, {})
     found = section.get(RETENTION, {}) if isinstance(section, dict) else {}

@@ -182,8 +182,8 @@ def copy_rows_outside(
     A span is in microseconds since 1970: begin, included, and end, excluded; None for no bound. Rows without a time are
     copied.
 
-    Return the path, the number of rows that were left out, and the new file. If no row was left out, or no row
-    remains, there is no new file.
+    Return the path, the number of rows that were left out, and the new file. It is None if no row was left out,
+    or no row remains.
     """
     left_out = rows = 0
     for batch in _read_batches(table_address, path, pa.schema([schema.field(column)])):

@@ -117,6 +117,8 @@ def test_no_spark_is_imported() -> None:
         ("[pipeline]\ndecoder = 5", "is not a list of tables"),
         ("[[pipeline.decoder]]\nfilter = 'a/#/b'\ndecoder = 'json'", "is not a filter"),
         ("[[pipeline.decoder]]\nfilter = 'a'\ndecoder = 'jason'", "is unknown"),
+        ("[pipeline.retentoin]\nbronze = '1d'", "line 1: pipeline.retentoin is unknown: did you mean retention"),
+        ("# mine\n[[decoder]]\nfilter = 'a'", "line 2: decoder is unknown: choose from pipeline"),
         ("[[pipeline", "is not TOML"),
     ],
 )

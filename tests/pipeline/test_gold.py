@@ -19,7 +19,7 @@ from tests.pipeline.lakes import DATA, LOG, Sent, day, messages, readings_of, ta
 from godwit.pipeline import checks, gold, repair, sql, supervisor
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, traffic, windows
-from godwit.pipeline.datasets.catalog import ALL, GOLD_MERGES
+from godwit.pipeline.datasets.catalog import ALL, GOLD_MERGES, GOLD_TABLES
 from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.gold_table import GoldColumn, GoldTable
 from godwit.pipeline.lake import Lake, LakeTable
@@ -87,6 +87,7 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
     changed = replace(traffic.TABLE, spec=spec)
     monkeypatch.setattr(gold, "GOLD_MERGES", tuple(changed if one is traffic.TABLE else one for one in GOLD_MERGES))
     monkeypatch.setattr(repair, "GOLD_TABLES", (changed,))
+    monkeypatch.setattr(checks, "GOLD_TABLES", tuple(changed if one is traffic.TABLE else one for one in GOLD_TABLES))
     for module in (checks, sql):
         monkeypatch.setattr(module, "ALL", tuple(spec if one is traffic.SPEC else one for one in ALL))
 

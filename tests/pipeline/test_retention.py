@@ -70,7 +70,7 @@ def test_without_a_section_rows_are_kept() -> None:
     ("text", "error"),
     [
         (
-            '[x]\na = 1\n[pipeline.retention]\nbronze = "90"',
+            '# days\n\n[pipeline.retention]\nbronze = "90"',
             'line 4: .*bronze = .90. is not a duration: .*such as "90d"',
         ),
         ("[pipeline.retention]\nbronze = 90", "line 2: .* is not a duration"),

@@ -91,9 +91,23 @@ def _load(path: Path, convert: Callable[[dict[str, Any], str], T]) -> T:
     except tomllib.TOMLDecodeError as error:
         raise PipelineError(f"the configuration {path} is not TOML: {error}") from error
     try:
+        _refuse_unknown(content, text)
         return convert(content, text)
     except PipelineError as error:
         raise PipelineError(f"the configuration {path}: {error}") from error
+
+
+def _refuse_unknown(content: dict[str, Any], text: str) -> None:
+    section = content.get(SECTION, {})
+    names: list[tuple[str, str, tuple[str, ...]]] = [(name, name, (SECTION,)) for name in content]
+    if isinstance(section, dict):
+        names += [(name, f"{SECTION}.{name}", ("decoder", RETENTION)) for name in section]
+    for name, path, known in names:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+            line = next((f"line {number}: " for number, one in enumerate(text.splitlines(), 1) if name in one), "")
+            raise PipelineError(f"{line}{path} is unknown: {hint}")
 
 
 def rules_of(content: dict[str, Any]) -> tuple[DecoderRule, ...]:

@@ -37,7 +37,7 @@ GROUP_SEPARATOR: Final = "\n"
 class DecoderMessage:
     """A message as a decoder sees it. `text` and `json` are computed once, however many decoders are asked.
 
-    `content_type` is None for messages of a log, which carry none. A decoder that unpacks others, such as the one for
+    `content_type` has None for messages of a log, which carry none. A decoder that unpacks others, such as the one for
     CloudEvents, states that of the data.
     """
 

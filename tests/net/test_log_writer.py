@@ -21,6 +21,7 @@ from godwit.net.log_writer import (
     COMMIT_BYTES,
     COMMIT_PAGES_BYTES,
     IDLE_WAL_BYTES,
+    RESERVED_WAL_BYTES,
     TRUNCATE_BYTES,
     LogWriter,
     PendingAppend,
@@ -256,6 +257,42 @@ def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
             answers.next(1)
         assert store.checkpoints.get(timeout=PATIENCE_S) is False
         assert store.checkpoints.empty()
+
+
+def test_the_write_ahead_log_is_lengthened_after_the_first_commit_and_when_it_was_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DiskStore()
+    with writing(store) as (writer, answers):
+        store.extensions_missing = 3
+        for number in range(5):
+            put(writer, append(1))
+            assert answers.next(1) == [Committed(number)]
+            if number == 0:
+                for _ in range(3):
+                    assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
+        assert store.extensions.empty()
+        monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+        store.wal_bytes = IDLE_WAL_BYTES + 1
+        put(writer, append(1))
+        answers.next(1)
+        while store.checkpoints.get(timeout=PATIENCE_S) is not True:
+            pass
+        assert store.extensions.empty()
+        put(writer, append(1))
+        answers.next(1)
+        store.extensions.get(timeout=PATIENCE_S)
+
+
+def test_a_write_ahead_log_that_cannot_be_lengthened_is_used_as_it_is() -> None:
+    store = DiskStore()
+    store.extension_error = OSError(28, "No space left on device")
+    with writing(store) as (writer, answers):
+        for number in range(3):
+            put(writer, append(1))
+            assert answers.next(1) == [Committed(number)]
+        assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
+    assert store.extensions.empty()
 
 
 def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_let_it_be() -> None:

@@ -43,6 +43,9 @@ takes a fraction of the time of growing it: a growing file's length is written t
 TRUNCATE_BYTES: Final = 256 * MIB
 """The write-ahead log becomes longer than this only if readers prevent checkpoints. Then it is truncated as soon as
 possible."""
+RESERVED_WAL_BYTES: Final = 8 * MIB
+"""Length that the write-ahead log gets with the first commits. Commits of single messages, of one or two pages each,
+reach the next checkpoint within it, and no commit has to make the file longer."""
 IDLE_S: Final = 1.0
 """A checkpoint is made after this time without an append."""
 MAINTENANCE_S: Final = 1.0
@@ -63,6 +66,7 @@ class WritableStore(Store, Protocol):
     @property
     def wal_bytes(self) -> int: ...
     def checkpoint(self, *, truncate: bool) -> None: ...
+    def extend_wal(self, least_bytes: int) -> bool: ...
     def sync_witness(self) -> None: ...
     def close(self) -> None: ...
 
@@ -128,6 +132,10 @@ class LogWriter:
         self.lets_read = threading.Event()
         """Cleared while the write-ahead log must be truncated, which needs a moment without readers."""
         self._check_wal()
+        self._is_wal_short = True
+        """Whether the write-ahead log is to be lengthened after the next commit: the first one, or after it was cut."""
+        self._is_wal_reserved = True
+        """Whether the write-ahead log is long enough, or cannot be lengthened. False while that is done."""
         self._written_bytes = self._wal_bytes
         """Estimate of the bytes written since the last checkpoint."""
         self._is_ending = False
@@ -210,6 +218,8 @@ class LogWriter:
     def _wait_s(self) -> float | None:
         if self._refusal:
             return None
+        if not self._is_wal_reserved:
+            return 0.0
         waits = []
         now = time.monotonic()
         if self._recovered_at is not None:
@@ -243,6 +253,8 @@ class LogWriter:
             else:
                 self._fail(group, error)
             return
+        if self._is_wal_short:
+            self._is_wal_short = self._is_wal_reserved = False
         self.commits += 1
         self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
@@ -276,6 +288,8 @@ class LogWriter:
     def _maintain(self) -> None:
         if self._refusal:
             return
+        if not self._is_wal_reserved:
+            self._reserve_wal()
         now = time.monotonic()
         if self._recovered_at is not None and now >= self._recovered_at:
             self._reported, self._recovered_at = "", None
@@ -294,6 +308,14 @@ class LogWriter:
             self._checkpoint(truncate=True)
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
+
+    def _reserve_wal(self) -> None:
+        """Lengthen the write-ahead log by a piece. Only speed depends on it, so a full disk is not a problem yet."""
+        try:
+            self._is_wal_reserved = self._store.extend_wal(RESERVED_WAL_BYTES)
+        except OSError as error:
+            self._is_wal_reserved = True
+            _logger.info("the write-ahead log could not be lengthened: commits take longer", exc_info=error)
 
     def _run_retention(self, retention: RetentionStep, now: float) -> None:
         self.has_reported_all.clear()
@@ -323,6 +345,8 @@ class LogWriter:
         self._maintenance_problem = ""
         self._written_bytes = 0
         self._check_wal()
+        if truncate:
+            self._is_wal_short = True
         if truncate and self._wal_bytes:  # a reader prevented it
             self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else MAINTENANCE_S)
 

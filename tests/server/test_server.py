@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from godwit.broker.effects import Import, Imported
+from godwit.broker.effects import Effect, Import, Imported
 from godwit.broker.settings import Settings
 from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES, MAX_WORK_RECORD_BYTES, WORK_WINDOW_BYTES
 from godwit.server.memory_log import MemoryLog
@@ -249,8 +249,13 @@ def test_a_turn_without_work_does_not_run_the_core(monkeypatch: pytest.MonkeyPat
     log_in(wire.client(), "alice")
     wire.run()
     turns: list[str] = []
-    end_turn = wire.server.broker.end_turn
-    monkeypatch.setattr(wire.server.broker, "end_turn", lambda: turns.append("turn") or end_turn())
+    true_end_turn = wire.server.broker.end_turn
+
+    def end_turn() -> list[Effect]:
+        turns.append("turn")
+        return true_end_turn()
+
+    monkeypatch.setattr(wire.server.broker, "end_turn", end_turn)
     wire.server.run_turn()
     assert turns == []
     wire.server.change_settings(Settings(max_clients=5))

@@ -177,12 +177,13 @@ def test_it_takes_a_confirm_with_a_record_behind_it() -> None:
     server.control_keys()
     server.world.server.events.clear()
     number = server.number
-    for frames in (
+    rejected: list[list[wire.Frame]] = [
         [wire.ConfirmFrame(channel, 3, 2), server.record(1)],  # without an acknowledgement
         [server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(1, wire.UNRELIABLE)],
         [server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(2)],  # not the next record
         [server.ack(), wire.ConfirmFrame(channel, 3, 2), wire.ConfirmFrame(channel, 4, 2)],
-    ):
+    ]
+    for frames in rejected:
         assert not server.accepts(packet_for(server.connection, number, *frames)), frames
     assert server.accepts(server.packet(server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(1)))
     server.comes(server.ack(), wire.ConfirmFrame(channel, 4, 1), server.record(2))

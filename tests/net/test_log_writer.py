@@ -259,18 +259,15 @@ def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
         assert store.checkpoints.empty()
 
 
-def test_the_write_ahead_log_is_lengthened_after_the_first_commit_and_when_it_was_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_write_ahead_log_is_lengthened_at_the_start_and_when_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore()
+    store.extensions_missing = 3
     with writing(store) as (writer, answers):
-        store.extensions_missing = 3
+        for _ in range(3):
+            assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
         for number in range(5):
             put(writer, append(1))
             assert answers.next(1) == [Committed(number)]
-            if number == 0:
-                for _ in range(3):
-                    assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
         assert store.extensions.empty()
         monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
         store.wal_bytes = IDLE_WAL_BYTES + 1
@@ -282,6 +279,20 @@ def test_the_write_ahead_log_is_lengthened_after_the_first_commit_and_when_it_wa
         put(writer, append(1))
         answers.next(1)
         store.extensions.get(timeout=PATIENCE_S)
+
+
+def test_commits_do_not_wait_for_the_write_ahead_log_to_be_lengthened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "RESERVING_PAUSE_S", PATIENCE_S)
+    store = DiskStore()
+    store.extensions_missing = 1000
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        answers.next(1)
+        begun = store.extensions.qsize()
+        for _ in range(20):
+            put(writer, append(1))
+            answers.next(1)
+        assert store.extensions.qsize() == begun
 
 
 def test_a_write_ahead_log_that_cannot_be_lengthened_is_used_as_it_is() -> None:

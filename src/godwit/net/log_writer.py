@@ -44,8 +44,10 @@ TRUNCATE_BYTES: Final = 256 * MIB
 """The write-ahead log becomes longer than this only if readers prevent checkpoints. Then it is truncated as soon as
 possible."""
 RESERVED_WAL_BYTES: Final = 8 * MIB
-"""Length that the write-ahead log gets with the first commits. Commits of single messages, of one or two pages each,
-reach the next checkpoint within it, and no commit has to make the file longer."""
+"""Length that the write-ahead log gets at the start. Commits of single messages, of one or two pages each, reach the
+next checkpoint within it, and no commit has to make the file longer."""
+RESERVING_PAUSE_S: Final = 0.02
+"""The write-ahead log is lengthened after this time without a commit: the next one would wait for it."""
 IDLE_S: Final = 1.0
 """A checkpoint is made after this time without an append."""
 MAINTENANCE_S: Final = 1.0
@@ -132,10 +134,10 @@ class LogWriter:
         self.lets_read = threading.Event()
         """Cleared while the write-ahead log must be truncated, which needs a moment without readers."""
         self._check_wal()
-        self._is_wal_short = True
-        """Whether the write-ahead log is to be lengthened after the next commit: the first one, or after it was cut."""
-        self._is_wal_reserved = True
-        """Whether the write-ahead log is long enough, or cannot be lengthened. False while that is done."""
+        self._reserve_at: float | None = 0.0
+        """When to lengthen the write-ahead log by a piece. None: it is long enough, or cannot be lengthened."""
+        self._is_wal_cut = False
+        """Whether it is to be lengthened again after the next commit, which makes the file."""
         self._written_bytes = self._wal_bytes
         """Estimate of the bytes written since the last checkpoint."""
         self._is_ending = False
@@ -218,10 +220,10 @@ class LogWriter:
     def _wait_s(self) -> float | None:
         if self._refusal:
             return None
-        if not self._is_wal_reserved:
-            return 0.0
         waits = []
         now = time.monotonic()
+        if self._reserve_at is not None:
+            waits.append(self._reserve_at - now)
         if self._recovered_at is not None:
             waits.append(self._recovered_at - now)
         if self._retention is not None:
@@ -253,11 +255,12 @@ class LogWriter:
             else:
                 self._fail(group, error)
             return
-        if self._is_wal_short:
-            self._is_wal_short = self._is_wal_reserved = False
         self.commits += 1
         self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
+        if self._reserve_at is not None or self._is_wal_cut:
+            self._is_wal_cut = False
+            self._reserve_at = now + RESERVING_PAUSE_S
         self._idle_at = now + IDLE_S
         self._retention_at = min(self._retention_at, now + RETENTION_S)
         answers: list[Answer] = []
@@ -288,9 +291,9 @@ class LogWriter:
     def _maintain(self) -> None:
         if self._refusal:
             return
-        if not self._is_wal_reserved:
-            self._reserve_wal()
         now = time.monotonic()
+        if self._reserve_at is not None and now >= self._reserve_at:
+            self._reserve_wal()
         if self._recovered_at is not None and now >= self._recovered_at:
             self._reported, self._recovered_at = "", None
             _logger.info("the log can be written again")
@@ -312,9 +315,10 @@ class LogWriter:
     def _reserve_wal(self) -> None:
         """Lengthen the write-ahead log by a piece. Only speed depends on it, so a full disk is not a problem yet."""
         try:
-            self._is_wal_reserved = self._store.extend_wal(RESERVED_WAL_BYTES)
+            if self._store.extend_wal(RESERVED_WAL_BYTES):
+                self._reserve_at = None
         except OSError as error:
-            self._is_wal_reserved = True
+            self._reserve_at = None
             _logger.info("the write-ahead log could not be lengthened: commits take longer", exc_info=error)
 
     def _run_retention(self, retention: RetentionStep, now: float) -> None:
@@ -346,7 +350,7 @@ class LogWriter:
         self._written_bytes = 0
         self._check_wal()
         if truncate:
-            self._is_wal_short = True
+            self._is_wal_cut = True
         if truncate and self._wal_bytes:  # a reader prevented it
             self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else MAINTENANCE_S)
 

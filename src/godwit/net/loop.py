@@ -176,7 +176,7 @@ class LoopThread:
             raise
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call a function in the thread, for a caller that will wait for what it does. Raises the errors of `call`."""
+        """Call a function in the thread, for a caller that will wait for its effect. Raises the errors of `call`."""
         self.require_own_process()
         with self._lock:
             if self._is_stopped:

@@ -365,7 +365,7 @@ class AsyncSubscription:
 class _MessageRequest:
     """A thread that waits for messages of a subscription, with as few steps of the loop as possible.
 
-    The loop watches the time limit, as in LoopThread.call: so what has arrived in time is returned.
+    The loop watches the time limit, as in LoopThread.call: a message that has arrived in time is returned.
     """
 
     __slots__ = ("_ended", "_error", "_source", "_timeout_s", "_timer")

@@ -92,6 +92,7 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive, jobs and Spark against peers and limits (minutes)
 	@$(BIN)/godwit bench transport
 	$(BIN)/godwit bench forward
+	$(BIN)/godwit bench latency
 	$(BIN)/godwit bench log
 	$(BIN)/godwit bench archive
 	$(BIN)/godwit bench jobs

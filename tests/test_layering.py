@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
     "godwit_bench": (
         f"{MACHINES} impairment net archive spark pipeline godwit_sim",
-        "apsw crc32c greenstalk msgspec nats numpy pyarrow pyspark rich uvloop zenoh",
+        "apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
     ),
     "godwit_tools": ("cli errors godwit_sim godwit_bench", "rich typer"),
 }

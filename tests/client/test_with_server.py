@@ -412,7 +412,7 @@ def test_everything_at_once_over_a_bad_network() -> None:
     offsets = [message.offset for message in got]
     assert len(set(offsets)) == len(offsets)
     assert user.all(SubscriptionStarted) == [SubscriptionStarted(subscription, 0)]
-    assert len(user.all(Offline)) >= 3
+    assert len(user.all(Offline)) >= 2  # a close may get lost, and a client may still be reconnecting
 
 
 def test_many_clients_of_one_host_come_back_at_once_and_all_get_in() -> None:

@@ -7,6 +7,7 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 from tests.native.job_clients import JobClient, job_notifier, job_service, peer_of
 
+from godwit.broker.effects import Append
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
 from godwit.native import job_notifier as job_notifier_module
@@ -37,6 +38,26 @@ def test_leases_answers_and_updates_go_in_groups() -> None:
     bob.finish(*bob.leases)
     assert len(ann.results) == 400
     assert len(ann.groups(w.UpdateGroup)) <= 6
+
+
+def test_a_job_takes_two_commits_the_first_with_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DurableWorld()
+    ann, bob = pair(world)
+    commits: list[list[str]] = []
+    append = world.log.append
+
+    def noted(effect: Append, now_us: int) -> None:
+        commits.append([type(change).__name__ for change in effect.changes])
+        append(effect, now_us)
+
+    monkeypatch.setattr(world.log, "append", noted)
+    ann.submit("resize", b"1")
+    assert len(bob.leases) == 1
+    bob.finish(*bob.leases)
+    assert len(ann.results) == 1
+    assert len(commits) == 2
+    assert {"JobRow", "TaskRow"} <= set(commits[0])
+    assert {"JobRow", "TaskRow"} <= set(commits[1])
 
 
 def test_no_record_has_more_parts_or_bytes_than_it_may() -> None:

@@ -72,6 +72,11 @@ class DiskStore(MemoryStore):
         self.checkpoint_error: Exception | None = None
         self.blocked_wal_bytes = 0
         """What cannot be cut off, because of a reader."""
+        self.extensions: queue.Queue[int] = queue.Queue()
+        """The lengths that the write-ahead log was to get."""
+        self.extensions_missing = 0
+        """How many more pieces it needs."""
+        self.extension_error: Exception | None = None
         self.witness_syncs = 0
         self.close_error: Exception | None = None
         self.is_closed = False
@@ -99,6 +104,14 @@ class DiskStore(MemoryStore):
         self.changes.append(list(changes))
         self._wal_bytes += self.wal_bytes_a_commit
         return super().append(entries, changes)
+
+    def extend_wal(self, least_bytes: int) -> bool:
+        self._note_thread()
+        self.extensions.put(least_bytes)
+        if self.extension_error is not None:
+            raise self.extension_error
+        self.extensions_missing = max(self.extensions_missing - 1, 0)
+        return not self.extensions_missing
 
     def checkpoint(self, *, truncate: bool) -> None:
         self._note_thread()

@@ -244,6 +244,36 @@ def test_what_the_application_does_in_its_callback_is_sent_at_once(loop: Loop) -
     run(loop, test)
 
 
+def test_a_reply_to_a_single_datagram_is_sent_with_the_acknowledgement(loop: Loop) -> None:
+    """The reply is made by a task that the event wakes: the driver sends after it, and not before."""
+
+    async def test() -> None:
+        with stage() as on:
+            order: list[str] = []
+            woken = asyncio.get_running_loop().create_future()
+            next_train = on.fake.next_train
+
+            def noted(now: float) -> Train | None:
+                order.append("send")
+                return next_train(now)
+
+            async def reply() -> None:
+                await woken
+                order.append("reply")
+                on.fake.pending_trains.append(Train(on.other.local_address, b"reply", 5))
+
+            task = asyncio.create_task(reply())
+            await asyncio.sleep(0)
+            on.on_events = lambda _: woken.set_result(None)
+            on.fake.next_train = noted  # type: ignore[method-assign]
+            on.other.send(Train(on.address, b"hello", 5))
+            assert await on.at_other(1) == [b"reply"]
+            assert order[:2] == ["reply", "send"]
+            await task
+
+    run(loop, test)
+
+
 def test_an_application_that_answers_events_with_events_leaves_the_loop_its_turns(loop: Loop) -> None:
     async def test() -> None:
         with stage() as on:

@@ -21,6 +21,7 @@ from godwit.net.log_writer import (
     COMMIT_BYTES,
     COMMIT_PAGES_BYTES,
     IDLE_WAL_BYTES,
+    RESERVED_WAL_BYTES,
     TRUNCATE_BYTES,
     LogWriter,
     PendingAppend,
@@ -256,6 +257,53 @@ def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
             answers.next(1)
         assert store.checkpoints.get(timeout=PATIENCE_S) is False
         assert store.checkpoints.empty()
+
+
+def test_the_write_ahead_log_is_lengthened_at_the_start_and_when_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore()
+    store.extensions_missing = 3
+    with writing(store) as (writer, answers):
+        for _ in range(3):
+            assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
+        for number in range(5):
+            put(writer, append(1))
+            assert answers.next(1) == [Committed(number)]
+        assert store.extensions.empty()
+        monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+        store.wal_bytes = IDLE_WAL_BYTES + 1
+        put(writer, append(1))
+        answers.next(1)
+        while store.checkpoints.get(timeout=PATIENCE_S) is not True:
+            pass
+        assert store.extensions.empty()
+        put(writer, append(1))
+        answers.next(1)
+        store.extensions.get(timeout=PATIENCE_S)
+
+
+def test_commits_do_not_wait_for_the_write_ahead_log_to_be_lengthened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "RESERVING_PAUSE_S", PATIENCE_S)
+    store = DiskStore()
+    store.extensions_missing = 1000
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        answers.next(1)
+        begun = store.extensions.qsize()
+        for _ in range(20):
+            put(writer, append(1))
+            answers.next(1)
+        assert store.extensions.qsize() == begun
+
+
+def test_a_write_ahead_log_that_cannot_be_lengthened_is_used_as_it_is() -> None:
+    store = DiskStore()
+    store.extension_error = OSError(28, "No space left on device")
+    with writing(store) as (writer, answers):
+        for number in range(3):
+            put(writer, append(1))
+            assert answers.next(1) == [Committed(number)]
+        assert store.extensions.get(timeout=PATIENCE_S) == RESERVED_WAL_BYTES
+    assert store.extensions.empty()
 
 
 def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_let_it_be() -> None:

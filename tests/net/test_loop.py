@@ -210,8 +210,8 @@ def test_a_cancelled_call_may_fail_silently() -> None:
             raise ValueError("too late")
 
     class Impatient(LoopThread):
-        def _post(self, call: Any) -> None:
-            super()._post(call)
+        def post(self, callback: Callable[[], object]) -> None:
+            super().post(callback)
             raise KeyboardInterrupt
 
     impatient = Impatient()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from godwit.broker.effects import Import, Imported
+from godwit.broker.effects import Effect, Import, Imported
 from godwit.broker.settings import Settings
 from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES, MAX_WORK_RECORD_BYTES, WORK_WINDOW_BYTES
 from godwit.server.memory_log import MemoryLog
@@ -242,3 +242,53 @@ def test_staged_messages_are_appended_once_and_answered() -> None:
         wire.server.run_turn()
     assert wire.server.imported == [Imported(7, first_offset=0, count=3), Imported(8, was_known=True)]
     assert wire.server.log.next_offset == 3
+
+
+def test_a_turn_without_work_does_not_run_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    log_in(wire.client(), "alice")
+    wire.run()
+    turns: list[str] = []
+    true_end_turn = wire.server.broker.end_turn
+
+    def end_turn() -> list[Effect]:
+        turns.append("turn")
+        return true_end_turn()
+
+    monkeypatch.setattr(wire.server.broker, "end_turn", end_turn)
+    wire.server.run_turn()
+    assert turns == []
+    wire.server.change_settings(Settings(max_clients=5))
+    wire.server.run_turn()
+    assert turns
+    turns.clear()
+    wire.server.run_turn()
+    assert turns == []
+    wire.clients[0].connection.send(0, encode_control(c.Ping(request=7)))
+    wire.run()
+    assert turns
+    assert c.Pong(request=7) in wire.clients[0].said
+    turns.clear()
+    wire.server.listeners[0].handle_timers(wire.server.next_timer())
+    wire.server.run_turn()  # the figures are published
+    assert turns
+
+
+def test_messages_are_sent_before_confirms() -> None:
+    wire = Wire()
+    alice, bob = wire.client(), wire.client()
+    log_in(alice, "alice")
+    log_in(bob, "bob")
+    bob.say(c.Subscribe(request=2, subscription=1, filters=["news/#"]), c.Subscribed)
+    channel = alice.connection.open_channel()
+    alice.connection.send(channel, encode_control(c.PublishOpen(topic="news/today")))
+    wire.run(lambda: any(isinstance(one, c.Opened) for one in alice.said))
+    wire.run()
+    alice.connection.send(channel, encode_batch(Batch([b"one"], 0)))
+    listener = wire.listeners[alice.server]
+    train = alice.endpoint.next_train(wire.now)
+    assert train is not None
+    listener.receive(Train(alice.address, train.data, train.segment_bytes), wire.now)
+    listener.events()
+    sent = [train.address for train in iter(lambda: listener.next_train(wire.now), None)]
+    assert sent == [bob.address, alice.address]

@@ -319,6 +319,23 @@ def test_blocks_behind_a_flipped_bit_are_put_back(killed: Killed) -> None:
     assert kept.stat().st_size > FRAME_BYTES
 
 
+@pytest.mark.parametrize("frame", [None, 0, 3, 20, 60])
+def test_zeros_behind_the_frames_change_nothing(killed: Killed, frame: int | None) -> None:
+    """A broker makes the write-ahead log longer than its frames, see SqliteStore.extend_wal."""
+    extended = killed._replace(folder=killed.folder.with_name("extended"))
+    shutil.copytree(killed.folder, extended.folder)
+    with extended.file(WAL).open("ab") as file:
+        file.write(bytes(1 << 20))
+    outcomes = []
+    for one in (killed, extended):
+        if frame is not None:
+            flip(WAL, WAL_HEAD_BYTES + frame * FRAME_BYTES + 1000)(one)
+        found = outcome(one)
+        outcomes.append(found._replace(text=found.text.replace(str(one.folder), "")))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].kind == ("intact" if frame is None else "reported")
+
+
 def test_a_lost_checksum_costs_no_message(killed: Killed) -> None:
     flip(WAL, 28)(killed)
     found = outcome(killed)

@@ -17,7 +17,7 @@ from godwit.store.block import BLOCK_BYTES
 from godwit.store.port import Slice
 from godwit.store.reader import LogReader
 from godwit.store.schema import APPLICATION_ID, VERSION
-from godwit.store.sqlite import SqliteStore
+from godwit.store.sqlite import EXTENSION_BYTES, SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES
 from godwit.wire.changes import Change, IdentityRow, QueryRow, SubscriptionRow, TopicRow
 
@@ -541,3 +541,32 @@ def test_a_new_file_is_for_its_owner_alone(public_folder: Path) -> None:
         "log.sqlite-witness": 0o600,
     }
     store.close()
+
+
+def test_the_write_ahead_log_is_lengthened_in_pieces_and_then_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    entries = [make_entry(b"%d" % number, received_us=number + 1) for number in range(60)]
+    store.append(entries[:1])
+    wanted = store.wal_bytes + EXTENSION_BYTES + 10
+    assert store.extend_wal(wanted) is False
+    assert store.extend_wal(wanted) is True
+    assert store.wal_bytes == wanted
+    assert store.extend_wal(wanted) is True
+    for number, entry in enumerate(entries[1:]):
+        store.append([entry])
+        if number % 20 == 19:
+            store.checkpoint(truncate=False)
+    assert store.wal_bytes == wanted
+    copy = tmp_path / "killed"  # as the files are when the process is killed
+    copy.mkdir()
+    for file in tmp_path.glob("log.sqlite*"):
+        shutil.copy(file, copy)
+    store.checkpoint(truncate=True)
+    assert store.extend_wal(wanted) is True
+    assert store.wal_bytes == 0, "the next commit begins it"
+    store.close()
+    again = SqliteStore.open(copy / "log.sqlite", new_log_id=bytes(16), now_us=2)
+    assert again.findings == []
+    assert [entry for _, entry in again.read(0, 1 << 20).entries] == entries
+    again.close()

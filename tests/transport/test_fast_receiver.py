@@ -11,7 +11,7 @@ from tests.transport.world import CLIENT, World, packet_for
 
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import ChannelConfirmed, ConnectionState, Received, Writable
-from godwit.transport.fast_path import NOT_HANDLED, FastReceiver, FastSender
+from godwit.transport.fast_path import MAX_FAST_ACKED, NOT_HANDLED, FastReceiver, FastSender
 from godwit.wire import packet as wire
 from godwit.wire.packet import encode_packet
 
@@ -147,7 +147,51 @@ def test_an_acknowledgement_that_leaves_out_what_is_under_way_goes_the_long_way(
     server.control_keys()
     number = server.number
     assert not server.accepts(packet_for(server.connection, number, server.ack(server.largest)))
-    assert not server.accepts(packet_for(server.connection, number, server.ack()))  # two packets are under way
+    assert server.accepts(packet_for(server.connection, number, server.ack()))
+
+
+def test_a_few_packets_are_acknowledged_at_once_and_more_go_the_long_way() -> None:
+    server = Server()
+    server.comes(server.ack())
+    channel = server.connection.open_channel()
+    for number in range(MAX_FAST_ACKED + 1):
+        server.connection.send(channel, b"one")
+        server.control_keys()
+        if number == MAX_FAST_ACKED - 1:
+            few = packet_for(server.connection, server.number, server.ack())
+    assert not server.accepts(packet_for(server.connection, server.number, server.ack()))
+    assert not server.accepts(few)  # it leaves out the newest one
+    server.comes(server.ack())
+    assert server.connection.statistics.in_flight_bytes == 0
+    for _ in range(MAX_FAST_ACKED):
+        server.connection.send(channel, b"one")
+        server.control_keys()
+    assert server.connection.statistics.in_flight_bytes > 0
+    assert server.accepts(packet_for(server.connection, server.number, server.ack()))
+    assert server.connection.statistics.in_flight_bytes == 0
+
+
+def test_it_takes_a_confirm_with_a_record_behind_it() -> None:
+    server = Server()
+    channel = server.connection.open_channel()
+    server.control_keys()
+    server.world.server.events.clear()
+    number = server.number
+    rejected: list[list[wire.Frame]] = [
+        [wire.ConfirmFrame(channel, 3, 2), server.record(1)],  # without an acknowledgement
+        [server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(1, wire.UNRELIABLE)],
+        [server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(2)],  # not the next record
+        [server.ack(), wire.ConfirmFrame(channel, 3, 2), wire.ConfirmFrame(channel, 4, 2)],
+    ]
+    for frames in rejected:
+        assert not server.accepts(packet_for(server.connection, number, *frames)), frames
+    assert server.accepts(server.packet(server.ack(), wire.ConfirmFrame(channel, 3, 2), server.record(1)))
+    server.comes(server.ack(), wire.ConfirmFrame(channel, 4, 1), server.record(2))
+    server.world.server.note_events()
+    assert server.world.server.events == [
+        Received(server.connection, 1, 2, BODY),
+        ChannelConfirmed(server.connection, channel, 4, 1),
+    ]
 
 
 def test_an_acknowledgement_alone_is_taken_and_answered_with_nothing() -> None:
@@ -203,6 +247,8 @@ def strange_frames(rng: random.Random, server: Server) -> list[wire.Frame]:
     frames: list[wire.Frame] = []
     if rng.random() < 0.7:
         frames.append(ack)
+    if rng.random() < 0.2:
+        frames.append(confirm)
     if rng.random() < 0.8 or not frames:
         frames.append(rng.choice((data, data, data, confirm, wire.PingFrame(), wire.BlockedFrame(1, 0))))
     if rng.random() < 0.05:

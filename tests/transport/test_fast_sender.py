@@ -36,6 +36,7 @@ class Session:
         self.unreliable = self.rng.choice((0.0, 0.1, 0.5))
         self.large = self.rng.choice((0.0, 0.02))
         self.senders = self.ends[: self.rng.choice((1, 2))]
+        self.replies = seed % 2 == 1
 
     def run(self) -> None:
         for number in range(100):
@@ -44,6 +45,9 @@ class Session:
             self.world.run(self.rng.choice((0.001, 0.008, 0.012, 0.03)))
             for sender, receiver in self.ends:
                 self._confirm(sender, receiver)
+            for sender, _ in self.senders:
+                if self.replies and self.rng.random() < 0.5:  # in the packet of the confirm
+                    sender.send(self.channels[sender][0], b"reply")
             self.world.drain()
             if self.rng.random() < 0.3:
                 self.world.run(0.02)
@@ -186,6 +190,25 @@ def test_a_record_goes_with_the_acknowledgement_that_waits() -> None:
     assert server.connection.buffered_bytes == len(server.record(1).body) + 128  # what was not consumed
     server.connection.send(server.connection.open_channel(), b"u", reliable=False)
     assert server.control_keys() == [[wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, channel + 1, 0, 0, None, b"u")]]
+
+
+def test_a_reply_goes_with_the_confirm_and_the_acknowledgement() -> None:
+    server = Server()
+    channel = server.connection.open_channel()
+    server.comes(server.ack(), server.record(1))
+    server.connection.confirm(1, 1, 3)
+    server.connection.send(channel, b"reply")
+    fast_sender = server.connection._fast_sender
+    assert fast_sender is not None
+    packet = fast_sender.next_packet(server.world.now)
+    assert packet is not None
+    _, _, content = wire.decode_packet(packet)
+    assert list(wire.decode_frames(content)) == [
+        wire.AckFrame(0, ((0, server.number - 1),)),
+        wire.ConfirmFrame(1, 1, 3),
+        wire.DataFrame(wire.WHOLE | wire.LAST, channel, 0, 0, None, b"reply"),
+    ]
+    assert fast_sender.next_packet(server.world.now) is None
 
 
 def test_two_things_to_say_share_a_packet() -> None:

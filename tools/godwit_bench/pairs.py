@@ -302,7 +302,7 @@ def _route(pipe: Pipe, address: str) -> None:
     """Run the router of Zenoh's Python package: no Python code runs in it while it forwards."""
     import zenoh
 
-    with zenoh.open(_config("router", "listen", address)):
+    with zenoh.open(zenoh_config("router", "listen", address)):
         pipe.send(READY)
         threading.Event().wait()
 
@@ -316,7 +316,7 @@ def _zenoh_subscribe(pipe: Pipe, address: str) -> None:
         nonlocal count
         count += 1
 
-    with zenoh.open(_config("client", "connect", address)) as session:
+    with zenoh.open(zenoh_config("client", "connect", address)) as session:
         session.declare_subscriber(TOPIC, on_sample)
         count_in_thread(pipe, lambda: count)
 
@@ -326,7 +326,7 @@ def _zenoh_publish(pipe: Pipe, address: str, seconds: float) -> None:
 
     payload = bytes(MESSAGE_BYTES)
     messages = 0
-    with zenoh.open(_config("client", "connect", address)) as session:
+    with zenoh.open(zenoh_config("client", "connect", address)) as session:
         # It waits where it would lose messages otherwise.
         publisher = session.declare_publisher(TOPIC, congestion_control=zenoh.CongestionControl.BLOCK)
         while not _is_wanted(publisher):
@@ -344,7 +344,7 @@ def _is_wanted(publisher: zenoh.Publisher) -> bool:
     return bool(status.matching)
 
 
-def _config(mode: str, side: str, address: str) -> zenoh.Config:
+def zenoh_config(mode: str, side: str, address: str) -> zenoh.Config:
     import zenoh
 
     config = zenoh.Config()

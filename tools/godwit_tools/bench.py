@@ -60,6 +60,18 @@ def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False)
     _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
 
 
+@app.command("latency", epilog="Example: godwit bench latency --folder /var/lib --json")
+def latency(rounds: Rounds = 5, seconds: Seconds = 1.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """The round trip of one message against NATS, Mosquitto, Zenoh and a bare UDP relay.
+
+    Takes about two minutes. The peers' clients come with `make setup`. Missing mosquitto and nats-server are
+    installed with apt-get if you are root; else the error shows the command to install them.
+    """
+    from godwit_bench import latency as latency_bench
+
+    _run(latency_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
+
+
 @app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")
 def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """Confirmed publishes on disk against JetStream, and bytes per second against the bare disk.

@@ -61,7 +61,8 @@ class Broker:
         """The effects of this turn, in order. A protocol may add its own, for which it registers handlers with the
         server: so its output keeps its order among the core's. `end_turn` returns and clears them."""
         self.inputs = 0
-        """How many events `handle` has had: if it has changed, end_turn is to be called."""
+        """How many events `handle`, or a protocol beside its own turn, has had: if it has changed, end_turn is to be
+        called."""
         self.now_us = now_us
         """The time of the present turn. It never goes backwards."""
         self.log_id = log_id

@@ -337,20 +337,25 @@ class ClientProtocol:
             work.jobs.send_requests()
         if self._requests.unsent:
             self._requests.pump(now)
-        train = self._endpoint.next_train(now) if self._endpoint.awake else None
+        endpoint = self._endpoint
         connection = self._connection
-        if train is not None or connection is None or not is_online:
-            return train
+        if connection is None or not is_online:
+            return endpoint.next_train(now)
         sending = self._sending
         if not (work.is_used or sending.open_batches or sending.waiting_for_transport or sending.waiting_for_channel):
-            return None
+            return endpoint.next_train(now) if endpoint.awake else None
+        if connection.has_unsent:
+            train = endpoint.next_train(now)
+            if train is not None:
+                return train
+        # Before acknowledgements and confirms are sent alone: they share a packet with the records of this turn.
         if sending.waiting_for_transport or sending.waiting_for_channel:
             self._publishers.retry_blocked()
         if work.is_used:
             work.poll(connection, now)
         if sending.open_batches and not sending.is_filling and not connection.has_unsent:
             self._publishers.cut_open_batches()
-        return self._endpoint.next_train(now) if connection.is_awake else None
+        return endpoint.next_train(now) if endpoint.awake else None
 
     def next_timer(self) -> float | None:
         """Return when to call handle_timers, if nothing else happens before."""

@@ -85,6 +85,7 @@ class NativeProtocol:
 
     def handle(self, event: Event, now_us: int) -> None:
         """Take one event."""
+        self._broker.inputs += 1
         self._broker.now_us = now_us = max(now_us, self._broker.now_us)
         self._event_handlers[type(event)](event, now_us)
 

@@ -123,7 +123,26 @@ class EndpointDriver(Generic[E]):
         receive = self.endpoint.receive
         for train in trains:
             receive(train, now)
-        self.flush()
+        if len(trains) == 1 and len(trains[0].data) <= trains[0].segment_bytes:
+            self._deliver_lone()
+        else:
+            self.flush()
+
+    def _deliver_lone(self) -> None:
+        """Deliver the events of a single datagram. A reply of the application shares a packet with the
+        acknowledgement: it is made by callbacks that the loop runs before the flush."""
+        if self._delivering:
+            return
+        events = self.endpoint.events()
+        if not events:
+            self._transmit()
+            return
+        self._delivering = True
+        try:
+            self._on_events(events)
+        finally:
+            self._delivering = False
+            self.schedule_flush()
 
     def _on_writable(self) -> None:
         if self._closed:

@@ -156,6 +156,10 @@ class ThreadedLog:
             broker.handle(self._found.popleft(), now_us)
         self.due_us = 0 if self._found else None
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self._is_woken or self._answers or self._found)  # `work` lets later answers wake the loop
+
     def _on_failed(self, answer: Failed, now_us: int) -> None:
         """Fail all appends given so far: the writer does not try them, see godwit.net.log_writer."""
         if self._known_failures:

@@ -43,6 +43,11 @@ takes a fraction of the time of growing it: a growing file's length is written t
 TRUNCATE_BYTES: Final = 256 * MIB
 """The write-ahead log becomes longer than this only if readers prevent checkpoints. Then it is truncated as soon as
 possible."""
+RESERVED_WAL_BYTES: Final = 8 * MIB
+"""Length that the write-ahead log gets at the start. Commits of single messages, of one or two pages each, reach the
+next checkpoint within it, and no commit has to make the file longer."""
+RESERVING_PAUSE_S: Final = 0.02
+"""The write-ahead log is lengthened after this time without a commit: the next one would wait for it."""
 IDLE_S: Final = 1.0
 """A checkpoint is made after this time without an append."""
 MAINTENANCE_S: Final = 1.0
@@ -63,6 +68,7 @@ class WritableStore(Store, Protocol):
     @property
     def wal_bytes(self) -> int: ...
     def checkpoint(self, *, truncate: bool) -> None: ...
+    def extend_wal(self, least_bytes: int) -> bool: ...
     def sync_witness(self) -> None: ...
     def close(self) -> None: ...
 
@@ -128,6 +134,10 @@ class LogWriter:
         self.lets_read = threading.Event()
         """Cleared while the write-ahead log must be truncated, which needs a moment without readers."""
         self._check_wal()
+        self._reserve_at: float | None = 0.0
+        """When to lengthen the write-ahead log by a piece. None: it is long enough, or cannot be lengthened."""
+        self._is_wal_cut = False
+        """Whether it is to be lengthened again after the next commit, which makes the file."""
         self._written_bytes = self._wal_bytes
         """Estimate of the bytes written since the last checkpoint."""
         self._is_ending = False
@@ -212,6 +222,8 @@ class LogWriter:
             return None
         waits = []
         now = time.monotonic()
+        if self._reserve_at is not None:
+            waits.append(self._reserve_at - now)
         if self._recovered_at is not None:
             waits.append(self._recovered_at - now)
         if self._retention is not None:
@@ -246,6 +258,9 @@ class LogWriter:
         self.commits += 1
         self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
+        if self._reserve_at is not None or self._is_wal_cut:
+            self._is_wal_cut = False
+            self._reserve_at = now + RESERVING_PAUSE_S
         self._idle_at = now + IDLE_S
         self._retention_at = min(self._retention_at, now + RETENTION_S)
         answers: list[Answer] = []
@@ -277,6 +292,8 @@ class LogWriter:
         if self._refusal:
             return
         now = time.monotonic()
+        if self._reserve_at is not None and now >= self._reserve_at:
+            self._reserve_wal()
         if self._recovered_at is not None and now >= self._recovered_at:
             self._reported, self._recovered_at = "", None
             _logger.info("the log can be written again")
@@ -294,6 +311,15 @@ class LogWriter:
             self._checkpoint(truncate=True)
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
+
+    def _reserve_wal(self) -> None:
+        """Lengthen the write-ahead log by a piece. Only speed depends on it, so a full disk is not a problem yet."""
+        try:
+            if self._store.extend_wal(RESERVED_WAL_BYTES):
+                self._reserve_at = None
+        except OSError as error:
+            self._reserve_at = None
+            _logger.info("the write-ahead log could not be lengthened: commits take longer", exc_info=error)
 
     def _run_retention(self, retention: RetentionStep, now: float) -> None:
         self.has_reported_all.clear()
@@ -323,6 +349,8 @@ class LogWriter:
         self._maintenance_problem = ""
         self._written_bytes = 0
         self._check_wal()
+        if truncate:
+            self._is_wal_cut = True
         if truncate and self._wal_bytes:  # a reader prevented it
             self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else MAINTENANCE_S)
 

@@ -168,14 +168,15 @@ class LoopThread:
         """
         call = _Call(coroutine, timeout_s)
         try:
-            self._post(call)
+            self.post(call.begin)
             return call.result()
         except BaseException:
             if not call.is_done:
                 self._give_up(call)
             raise
 
-    def _post(self, call: _Call[Any]) -> None:
+    def post(self, callback: Callable[[], object]) -> None:
+        """Call a function in the thread, for a caller that will wait for its effect. Raises the errors of `call`."""
         self.require_own_process()
         with self._lock:
             if self._is_stopped:
@@ -185,7 +186,7 @@ class LoopThread:
                     "a callback may not call its own client, which waits for the callback to return: call it in the "
                     "main thread"
                 )
-            self._loop.call_soon_threadsafe(call.begin)
+            self._loop.call_soon_threadsafe(callback)
 
     def _give_up(self, call: _Call[Any]) -> None:
         if not self.is_inherited:

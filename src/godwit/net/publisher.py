@@ -21,7 +21,7 @@ from godwit.client.events import BufferAvailable, Confirmed, Refused
 from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, UsageError, broker_error
-from godwit.limits import MIB
+from godwit.limits import KIB, MIB
 from godwit.net.loop import LoopThread
 
 BufferFull = BufferFullError
@@ -32,6 +32,8 @@ QUEUE_BYTES: Final = 1 * MIB
 _MESSAGE_COST_BYTES: Final = 64
 _MESSAGES_A_TURN: Final = 1000
 """Messages that the loop's thread takes from that queue at once."""
+_FEW_BYTES: Final = 16 * KIB
+"""Size of the messages that it takes without a task: a program that sends more does not wait for each of them."""
 
 
 class SendTurn:
@@ -544,8 +546,41 @@ class BlockingPublisher:
     # -- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _begin_pump(self) -> None:
-        if self._pump_task is None or self._pump_task.done():
+        if (self._pump_task is None or self._pump_task.done()) and not self._pump_few():
             self._pump_task = asyncio.get_running_loop().create_task(self._pump())
+
+    def _pump_few(self) -> bool:
+        """Pass on a few messages at once, without the turn of the loop that a task takes. Return whether the queue is
+        empty then."""
+        with self._lock:
+            if self._queued_bytes > _FEW_BYTES:
+                return False
+            bodies = [*self._queue]
+            self._queue.clear()
+        taken = 0
+        try:
+            for body in bodies:
+                try:
+                    self._inner.send(body)
+                except BufferFullError:
+                    break
+                except BrokerError as error:  # about earlier messages
+                    self._set_failure(error)
+                    break
+                except GodwitError as error:  # about this one
+                    self._set_failure(error)
+                taken += 1
+        finally:
+            with self._lock:
+                self._queue.extendleft(reversed(bodies[taken:]))
+                self._note_taken(bodies[:taken])
+                self._is_pumping = bool(self._queue)
+        return not self._is_pumping
+
+    def _note_taken(self, bodies: list[bytes]) -> None:
+        self._taken += len(bodies)
+        self._queued_bytes -= sum(map(len, bodies)) + len(bodies) * _MESSAGE_COST_BYTES
+        self._changed.notify_all()
 
     async def _pump(self) -> None:
         try:
@@ -558,9 +593,7 @@ class BlockingPublisher:
                 for body in bodies:
                     await self._hand_over(body)
                 with self._lock:
-                    self._taken += len(bodies)
-                    self._queued_bytes -= sum(map(len, bodies)) + len(bodies) * _MESSAGE_COST_BYTES
-                    self._changed.notify_all()
+                    self._note_taken(bodies)
                 await asyncio.sleep(0)  # let the loop process arrivals too
         except asyncio.CancelledError:
             self._fail(UsageError("the client was closed before everything was sent: connect again"))

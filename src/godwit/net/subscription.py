@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from copy import copy
@@ -74,6 +75,8 @@ class AsyncSubscription:
         self._core: Subscription | None = None
         self._failure: GodwitError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._requests: list[_MessageRequest] = []
+        """Threads that wait for messages."""
         self._messages: list[Message] = []
         """The messages of the last record that the core returned."""
         self.rest: Iterator[Message] = iter(())
@@ -175,6 +178,29 @@ class AsyncSubscription:
             raise UsageError("a subscription begins with `async with client.subscribe(...) as messages:`")
         while not length_hint(self.rest) and not self._take():
             await self._wait()
+
+    def begin_request(self, request: _MessageRequest) -> bool:
+        """Have `request.try_end` called when something may have arrived, unless it has. Return whether it has."""
+        if request.try_end():
+            return True
+        self._requests.append(request)
+        return False
+
+    def withdraw_request(self, request: _MessageRequest) -> None:
+        """Forget a request. One that has ended already is ignored."""
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def fetch_now(self) -> bool:
+        """Return whether `rest` has messages, or the subscription has ended; without waiting."""
+        if self._core is None:
+            raise UsageError("a subscription begins with `with client.subscribe(...) as messages:`")
+        return bool(length_hint(self.rest)) or self._take() or self._failure is not None
+
+    def require_more(self) -> None:
+        """Raise the error with which the subscription has ended, unless `rest` has messages."""
+        if self._failure is not None and not length_hint(self.rest):
+            raise copy(self._failure)
 
     def _take(self) -> bool:
         core = self._core
@@ -330,8 +356,71 @@ class AsyncSubscription:
         self._wake()
 
     def _wake(self) -> None:
+        if self._requests:
+            self._requests = [request for request in self._requests if not request.try_end()]
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class _MessageRequest:
+    """A thread that waits for messages of a subscription, with as few steps of the loop as possible.
+
+    The loop watches the time limit, as in LoopThread.call: a message that has arrived in time is returned.
+    """
+
+    __slots__ = ("_ended", "_error", "_source", "_timeout_s", "_timer")
+
+    def __init__(self, source: AsyncSubscription, timeout_s: float | None) -> None:
+        self._source = source
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def wait(self, thread: LoopThread) -> None:
+        """Wait for messages, in any thread except the loop's. Raise TimeoutError, or why there are none."""
+        try:
+            thread.post(self._begin)
+            self._ended.acquire()
+        except BaseException:
+            if not thread.is_inherited:
+                thread.call_soon(self._withdraw)
+            raise
+        if self._error is not None:
+            raise self._error
+        self._source.require_more()
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._source.begin_request(self) and self._timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+
+    def try_end(self) -> bool:
+        """End the wait if there is something to return. Return whether there is."""
+        try:
+            if not self._source.fetch_now():
+                return False
+        except Exception as error:
+            self._error = error
+        self._end()
+        return True
+
+    def _expire(self) -> None:
+        self._withdraw()
+        self._error = TimeoutError()
+        self._end()
+
+    def _withdraw(self) -> None:
+        self._source.withdraw_request(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended.release()
 
 
 class AsyncSource(Protocol[T]):
@@ -430,6 +519,9 @@ class BlockingSubscription(BlockingIterator[Message]):
     """
 
     _inner: AsyncSubscription
+
+    def _fetch(self, timeout_s: float | None) -> None:
+        _MessageRequest(self._inner, timeout_s).wait(self._thread)
 
     def close(self) -> None:
         """End the subscription, and wait a few seconds for the broker to confirm that. May be repeated."""

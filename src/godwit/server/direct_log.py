@@ -70,6 +70,10 @@ class DirectLog:
             self.broker.handle(Found(read, found.entries, found.next_offset, found.damaged), now_us)
 
     @property
+    def is_idle(self) -> bool:
+        return not self._reads
+
+    @property
     def due_us(self) -> int | None:
         return 0 if self._reads else None
 

@@ -60,6 +60,11 @@ class Log(Protocol):
         ...
 
     @property
+    def is_idle(self) -> bool:
+        """Whether `work` would do nothing."""
+        ...
+
+    @property
     def due_us(self) -> int | None:
         """When `work` is to be called, if nothing else happens before; 0: at once; None: not at all."""
         ...

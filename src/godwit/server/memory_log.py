@@ -60,6 +60,10 @@ class MemoryLog(DirectLog):
         return self._held_bytes
 
     @property
+    def is_idle(self) -> bool:
+        return not self._reads and not self._waiting
+
+    @property
     def due_us(self) -> int | None:
         if self._reads:
             return 0

@@ -73,6 +73,8 @@ class Server:
         self.listeners: list[Listener] = []
         self._protocols: list[ServerProtocol] = []
         self._notices: list[Notice] = []
+        self._inputs = -1
+        """The inputs of the core when its last turn ended."""
         self.imported: list[Imported] = []
         """Answers to import_staged. The caller that takes one removes it."""
         self._apply: dict[type[Any], Callable[[Any], None]] = {
@@ -102,6 +104,7 @@ class Server:
 
     def change_settings(self, settings: Settings) -> None:
         """Apply new topics, policies and access rules. Limits of connections apply to new listeners."""
+        self._inputs = -1
         self.broker.change_settings(settings)
 
     def import_staged(self, event: Import) -> None:
@@ -147,6 +150,8 @@ class Server:
                 now = endpoint.now
         self._now = native.now = now
         broker.now_us = now_us = max(int(now * 1e6) + self._wall_us, broker.now_us)
+        if self._is_idle(now_us):
+            return []
         native.handle_input(now_us)
         for protocol in self._protocols:
             protocol.handle_input(now_us)
@@ -159,9 +164,20 @@ class Server:
             self._carry_out()
         for protocol in self._protocols:
             protocol.flush()
+        self._inputs = broker.inputs
         notices = self._notices[:]
         self._notices.clear()
         return notices
+
+    def _is_idle(self, now_us: int) -> bool:
+        """Return whether a turn would do nothing: most packets only acknowledge others."""
+        broker = self.broker
+        if broker.inputs != self._inputs or broker.effects or self._protocols or not self.log.is_idle:
+            return False
+        for endpoint in self.native.endpoints:
+            if endpoint.pending_events:
+                return False
+        return broker.next_timer_us() > now_us
 
     def _carry_out(self) -> None:
         """End the core's turn and execute its effects, until the log has no more answers at once."""

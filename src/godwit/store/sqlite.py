@@ -77,6 +77,8 @@ QUICK_CHECK_BYTES: Final = 256 * MIB
 CHECKED_BLOCKS: Final = 10_000
 WITNESSED_VERSION: Final = 3
 """The first version of the schema whose logs have a witness."""
+EXTENSION_BYTES: Final = MIB
+"""The write-ahead log is lengthened by this much at a time, because a commit may wait for that."""
 MAX_DAMAGED_WALS: Final = 100
 """Copies of damaged write-ahead logs in one folder."""
 
@@ -296,6 +298,24 @@ class SqliteStore:
             return self._files[-1].stat().st_size if self._files else 0
         except OSError:  # the file or its folder is missing: the next append reports it
             return 0
+
+    def extend_wal(self, least_bytes: int) -> bool:
+        """Lengthen the WAL by zeros, a piece at a time, and sync it. Return whether it has this size now.
+
+        A commit that overwrites takes a fraction of the time of one that makes the file longer, whose new length is
+        written to the disk too. SQLite does not take zeros for a frame: the salts are wrong.
+        """
+        size_bytes = self.wal_bytes
+        if not 0 < size_bytes < least_bytes:  # 0: a commit makes the file, with the right permissions
+            return True
+        file = os.open(self._files[-1], os.O_WRONLY)
+        try:
+            piece_bytes = min(least_bytes - size_bytes, EXTENSION_BYTES)
+            os.pwrite(file, bytes(piece_bytes), size_bytes)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return size_bytes + piece_bytes >= least_bytes
 
     @property
     def size_bytes(self) -> int:

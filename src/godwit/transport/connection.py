@@ -112,6 +112,14 @@ class Connection:
             self.is_awake = True
             self._awake.append(self)
 
+    def _wake_first(self) -> None:
+        """Have the endpoint ask this connection next: subscribers wait for data, nothing waits for acknowledgements.
+
+        A connection that always has something to send is always awake, so it takes its turn among the others.
+        """
+        self.is_awake = True
+        self._awake.appendleft(self)
+
     def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
         """Open the connection: the handshake is complete."""
         self.state = ConnectionState.OPEN
@@ -185,7 +193,7 @@ class Connection:
             self._require_usable()
         goes_reliably = self._components.send_channels.send(channel, body, reliable=reliable, last=last)
         if not self.is_awake:
-            self.wake()
+            self._wake_first()
         return goes_reliably
 
     def consume(self, channel: int, body_bytes: int) -> None:

@@ -88,15 +88,20 @@ class ControlFrames:
                     self._pending_confirms.pop(channel, None)
                     self._update()
 
-    def next_lone(self) -> tuple[int, int, int] | None:
-        """Return a confirm (channel, sequence, reached) if it is the only frame to send, else None."""
-        if (
+    @property
+    def has_lone(self) -> bool:
+        """Whether a confirm is the only frame to send."""
+        return not (
             len(self._pending_confirms) != 1
             or self._ping
             or self._responses
             or self._blocked
             or self._receive_channels.pending_credits
-        ):
+        )
+
+    def next_lone(self) -> tuple[int, int, int] | None:
+        """Return a confirm (channel, sequence, reached) if it is the only frame to send, else None."""
+        if not self.has_lone:
             return None
         channel, _ = self._pending_confirms.popitem()
         self.has_others = False

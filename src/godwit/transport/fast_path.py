@@ -1,6 +1,7 @@
-"""Fast paths for single packets with one small record, one confirm, or only an acknowledgement.
+"""Fast paths for single packets with one small record, one confirm, both, or only an acknowledgement.
 
-A server with thousands of clients that each send a little sees hardly anything else. Such packets have their fields at
+A server with thousands of clients that each send a little sees hardly anything else. A confirm and a record together
+come from a program that replies to a message. Such packets have their fields at
 fixed offsets and touch few components, so no frame objects are created. Every other case (a gap, a loss, a second
 frame) is left to PacketReceiver and Transmitter, which handle all cases. The effect is the same: a test compares both.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
@@ -53,9 +54,13 @@ _RECEIVED_ACK: Final = struct.Struct(">BQIBIBII")
 _RECEIVED_RECORD: Final = struct.Struct(">BQIBII")
 _RECEIVED_ACK_AND_RECORD: Final = struct.Struct(">BQIBIBIIBII")
 _SEQUENCE: Final = struct.Struct(">QI")
+_RECEIVED_CONFIRM_AND_RECORD: Final = struct.Struct(">QIBII")
+"""The fields behind the channel of a confirm, if a record follows it."""
 _RECORD_BYTES: Final = _RECEIVED_RECORD.size + CHECKSUM.size
 _ACK_BYTES: Final = _RECEIVED_ACK.size + CHECKSUM.size
 _ACK_AND_RECORD_BYTES: Final = _RECEIVED_ACK_AND_RECORD.size + CHECKSUM.size
+_CONFIRM_AND_RECORD_AT: Final = _RECEIVED_ACK_AND_RECORD.size - U32.size
+_ACK_CONFIRM_AND_RECORD_BYTES: Final = _CONFIRM_AND_RECORD_AT + _RECEIVED_CONFIRM_AND_RECORD.size + CHECKSUM.size
 
 _SENT_ACK: Final = struct.Struct(">9sIBIBII")
 _SENT_CONFIRM: Final = struct.Struct(">9sIBIQI")
@@ -64,11 +69,14 @@ _SENT_PADDED_CONFIRM: Final = struct.Struct(">9sIBIQIx")
 _SENT_ACK_AND_CONFIRM: Final = struct.Struct(">9sIBIBIIBIQI")
 _SENT_RECORD: Final = struct.Struct(">9sIBII")
 _SENT_ACK_AND_RECORD: Final = struct.Struct(">9sIBIBIIBII")
+_SENT_ACK_CONFIRM_AND_RECORD: Final = struct.Struct(">9sIBIBIIBIQIBII")
 
 MAX_FAST_RECORD_BYTES: Final = 1000
-"""A longer record may not fit beside an acknowledgement in a packet of the smallest size."""
+"""A longer record may not fit beside an acknowledgement and a confirm in a packet of the smallest size."""
 MAX_FAST_IN_FLIGHT: Final = 64
 """The largest number of packets in flight: a peer that acknowledges nothing gets the complete handling."""
+MAX_FAST_ACKED: Final = 4
+"""The largest number of packets that are acknowledged at once. The replies to a message are one or two."""
 
 NOT_HANDLED: Final = 0
 HANDLED: Final = 1
@@ -95,7 +103,7 @@ class FastReceiver:
 
     def handle_packet(self, packet: bytes, connection: Connection, now: float, events: list[Event]) -> int:
         """Handle a packet of an open connection. Return HANDLED, ONLY_ACK or NOT_HANDLED."""
-        run: SentRun | Literal[False] | None = None
+        acked: list[SentRun] | None = None
         newest = -1
         size = len(packet)
         kind = packet[_KIND_AT]
@@ -116,7 +124,7 @@ class FastReceiver:
             else:
                 return NOT_HANDLED
             newest = self._transmitter.next_number - 1
-            if ranges != 1 or high != newest & _MASK or (run := self._in_flight(low, newest)) is False:
+            if ranges != 1 or high != newest & _MASK or (acked := self._in_flight(low, newest)) is None:
                 return NOT_HANDLED
         acknowledger = self._acknowledger
         if first != FIRST_BYTE or number != (acknowledger.largest + 1) & _MASK or crc32c(packet) != INTACT:
@@ -128,14 +136,38 @@ class FastReceiver:
             events.append(Received(connection, channel, full_number, packet[at : -CHECKSUM.size]))
         elif kind == _NOTHING:
             acknowledger.handle_packet(acknowledger.largest + 1, now)
-            self._handle_ack(newest, run or None, delay_us, now, connection, events)
+            self._handle_ack(newest, acked, delay_us, now, connection, events)
             return ONLY_ACK
+        elif kind == CONFIRM and newest >= 0 and size >= _ACK_CONFIRM_AND_RECORD_BYTES:
+            if not self._handle_confirm_and_record(channel, packet, connection, events):
+                return NOT_HANDLED
         elif not self._handle_other(kind, channel, record, packet, at, connection, events):
             return NOT_HANDLED
         acknowledger.handle_next(now)
         if newest >= 0:
-            self._handle_ack(newest, run or None, delay_us, now, connection, events)
+            self._handle_ack(newest, acked, delay_us, now, connection, events)
         return HANDLED
+
+    def _handle_confirm_and_record(
+        self, confirmed: int, packet: bytes, connection: Connection, events: list[Event]
+    ) -> bool:
+        """Handle a confirm of the channel `confirmed` with a record behind it. Return False if it is something else."""
+        sequence, reached, kind, channel, record = _RECEIVED_CONFIRM_AND_RECORD.unpack_from(
+            packet, _CONFIRM_AND_RECORD_AT
+        )
+        if kind not in _RELIABLE:
+            return False
+        body_bytes = len(packet) - _ACK_CONFIRM_AND_RECORD_BYTES
+        full_number = self._receive_channels.accept_whole(channel, record, body_bytes)
+        if full_number < 0:
+            return False
+        body = packet[_CONFIRM_AND_RECORD_AT + _RECEIVED_CONFIRM_AND_RECORD.size : -CHECKSUM.size]
+        events.append(Received(connection, channel, full_number, body))
+        if self._send_channels.handle_confirm(confirmed, sequence):
+            events.append(ChannelConfirmed(connection, confirmed, sequence, reached))
+        else:
+            self._components.dropped["old_confirm"] += 1
+        return True
 
     def _handle_other(
         self,
@@ -167,33 +199,35 @@ class FastReceiver:
             self._components.dropped["old_confirm"] += 1
         return True
 
-    def _in_flight(self, low: int, newest: int) -> SentRun | Literal[False] | None:
-        """Return the one packet in flight, if an acknowledgement covers `low` up to the newest packet sent.
+    def _in_flight(self, low: int, newest: int) -> list[SentRun] | None:
+        """Return the few packets in flight, if an acknowledgement covers `low` up to the newest packet sent.
 
-        None: no packet is in flight. False: more than one packet is affected.
+        None: there are more of them or longer ones, or the acknowledgement does not cover them all.
         """
         recovery = self._components.recovery
         oldest = newest - ((newest - low) & _MASK)
         if oldest < 0:
-            return False
+            return None
         skipped = recovery.sent.skipped
         if skipped and skipped[-1] >= oldest:
-            return False
+            return None
         declared_lost = recovery.declared_lost.runs
         if declared_lost and declared_lost[-1].number >= oldest:
-            return False
+            return None
         runs = recovery.sent.runs
         if not runs:
+            return runs
+        if len(runs) > MAX_FAST_ACKED or runs[0].number < oldest:
             return None
-        run = runs[0]
-        if len(runs) > 1 or run.number < oldest or run.count > 1 or run.packet_bytes > BASE_DATAGRAM_BYTES:
-            return False
-        return run
+        for run in runs:
+            if run.count > 1 or run.packet_bytes > BASE_DATAGRAM_BYTES:
+                return None
+        return runs[:]
 
     def _handle_ack(
         self,
         newest: int,
-        run: SentRun | None,
+        acked: list[SentRun] | None,
         delay_us: int,
         now: float,
         connection: Connection,
@@ -201,18 +235,24 @@ class FastReceiver:
     ) -> None:
         """Handle the acknowledgement of all packets in flight."""
         recovery = self._components.recovery
-        if run is None:
+        if not acked:
             recovery.largest_acked = max(recovery.largest_acked, newest)
             return
         congestion = self._components.congestion
+        run = acked[-1]
         trip_s = recovery.handle_all_acked(newest, run, now)
         if trip_s is not None:
             recovery.round_trip.sample(trip_s, delay_us / 1e6, congestion.shortest_trip_s)
-        congestion.handle_delivered(now, run.packet_bytes, run.flight, trip_s)
-        if run.control_keys:
-            self._control_frames.handle_acked(run.control_keys)
-        if run.fragments:
-            completed = self._policy.handle_ack((run,), None)
+        acked_bytes = run.packet_bytes if len(acked) == 1 else sum([one.packet_bytes for one in acked])
+        congestion.handle_delivered(now, acked_bytes, run.flight, trip_s)
+        has_fragments = False
+        for one in acked:
+            if one.control_keys:
+                self._control_frames.handle_acked(one.control_keys)
+            if one.fragments:
+                has_fragments = True
+        if has_fragments:
+            completed = self._policy.handle_ack(acked, None)
             if completed and self._send_channels.handle_completed(completed):
                 events.append(Writable(connection))
 
@@ -251,8 +291,10 @@ class FastSender:
         ):
             return None
         if self._control_frames.has_others or self._receive_channels.pending_credits:
-            if send_channels.unsent_bytes or send_channels.unreliable:
+            if send_channels.unreliable:
                 return None
+            if send_channels.unsent_bytes:
+                return None if due_at is None else self._confirm_and_record(now)
             confirm = self._control_frames.next_lone()
             return None if confirm is None else self._confirm(now, *confirm)
         if send_channels.unsent_bytes:
@@ -313,6 +355,26 @@ class FastSender:
         fragment = Fragment(record, 0, len(body), self._transmitter.next_number)
         return self._record(packet, (fragment,), now)
 
+    def _confirm_and_record(self, now: float) -> bytes | None:
+        """Return a packet with the pending acknowledgement, confirm and record, if there is one of each."""
+        if not self._control_frames.has_lone or not self._transmitter.allows_one(now):
+            return None
+        record = self._send_channels.next_lone(MAX_FAST_RECORD_BYTES)
+        if record is None:
+            return None
+        confirm = self._control_frames.next_lone()
+        assert confirm is not None, "has_lone"
+        channel, sequence, reached = confirm
+        kind = DATA | WHOLE | LAST | END if record.ends_channel else DATA | WHOLE | LAST
+        number = self._transmitter.next_number
+        delay_us, first, last = self._acknowledger.next_range(now)
+        packet = _SENT_ACK_CONFIRM_AND_RECORD.pack(
+            self._packet_head, number & _MASK, ACK, delay_us, 1, first & _MASK, last & _MASK,
+            CONFIRM, channel, sequence, reached, kind, record.channel.id, record.number & _MASK,
+        ) + record.body  # fmt: skip
+        fragment = Fragment(record, 0, len(record.body), number)
+        return self._record(packet, (fragment,), now, (("confirm", channel, sequence),))
+
     def _unreliable(self, now: float) -> bytes | None:
         unreliable = self._send_channels.unreliable
         if (
@@ -335,10 +397,16 @@ class FastSender:
             self._packet_head, number, ACK, delay_us, 1, first & _MASK, last & _MASK, kind, channel, record & _MASK
         )
 
-    def _record(self, packet: bytes, fragments: Sequence[Fragment], now: float) -> bytes:
+    def _record(
+        self,
+        packet: bytes,
+        fragments: Sequence[Fragment],
+        now: float,
+        control_keys: Sequence[ControlFrameKey] = (),
+    ) -> bytes:
         size = len(packet) + CHECKSUM.size
         flight = self._components.congestion.begin_lone_flight(now, size)
-        return self._depart(packet, size, flight, fragments, (), now)
+        return self._depart(packet, size, flight, fragments, control_keys, now)
 
     def _depart(
         self,

@@ -251,8 +251,8 @@ class Recovery:
         self._last_sent_at = now
 
     def handle_all_acked(self, newest: int, run: SentRun, now: float) -> float | None:
-        """Handle the acknowledgement of everything in flight, which is `run` of one packet. Return the round trip, or
-        None.
+        """Handle the acknowledgement of everything in flight: single packets, of which `run` is the newest. Return the
+        round trip, or None.
 
         This is handle_ack and detect_losses for the usual case.
         """

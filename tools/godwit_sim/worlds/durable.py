@@ -341,6 +341,10 @@ class TrimmedLog(DirectLog):
         for trimmed in self.store.trim(now_us):
             self.broker.handle(Losing(trimmed.entries, trimmed.floor, trimmed.pattern), now_us)
 
+    @property
+    def is_idle(self) -> bool:
+        return False  # every turn may delete something
+
 
 class CrashableAdapter(ListenerAdapter):
     """A listener whose machine may die during a turn."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
-import logging
 import sys
 from collections.abc import Mapping
 from functools import cached_property
@@ -177,7 +176,6 @@ def run(app: typer.Typer) -> NoReturn:
 def main() -> NoReturn:
     """Run the `godwit` script."""
     complete_streams()
-    logging.getLogger("godwit").addHandler(logging.NullHandler())  # commands print notices instead of log records
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's character set is not UTF-8
     with quick_interrupts():

@@ -169,23 +169,25 @@ _NAMES_BY_MODULE = {
 """The modules of the public names. The other names are errors."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562): every layer imports this module, so it imports nothing itself."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-        from godwit.install import DISTRIBUTION
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use (PEP 562). Every layer imports this module, so it imports none itself."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return version(DISTRIBUTION)
-    from importlib import import_module
+            from godwit.install import DISTRIBUTION
 
-    if name in ("spark", "sync"):
-        return import_module(f"godwit.{name}")
-    home = next((module for module, names in _NAMES_BY_MODULE.items() if name in names.split()), "errors")
-    value = globals()[name] = getattr(import_module(f"godwit.{home}"), name)
-    return value
+            return version(DISTRIBUTION)
+        from importlib import import_module
+
+        if name in ("spark", "sync"):
+            return import_module(f"godwit.{name}")
+        home = next((module for module, names in _NAMES_BY_MODULE.items() if name in names.split()), "errors")
+        value = globals()[name] = getattr(import_module(f"godwit.{home}"), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -412,4 +412,4 @@ def test_time_limits_of_blocking_calls() -> None:
             lambda: client.topics(timeout_s=0),
         ):
             with pytest.raises(ReplyTimeoutError):
-                call()  # type: ignore[no-untyped-call]
+                call()

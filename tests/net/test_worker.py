@@ -515,7 +515,7 @@ def test_invalid_arguments_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Worker(name="")
     with pytest.raises(TypeError):
-        Worker(colour="green")
+        Worker(colour="green")  # type: ignore[call-arg]
     made = Worker()
     made.handles("work")(echo)
     with pytest.raises(UsageError, match="already"):

@@ -87,8 +87,9 @@ def describe(name: str, found: Any) -> Iterator[str]:
     if is_constructible(found):
         yield signature(found.__name__, found)
     yield document(found.__doc__)
-    if is_constructible(found) and isinstance(found.__init__, type(describe)):
-        yield document(found.__init__.__doc__)
+    initial = vars(found).get("__init__")
+    if is_constructible(found) and inspect.isfunction(initial) and inspect.getsourcefile(initial):
+        yield document(initial.__doc__)
     attributes = list(attributes_of(found))
     if attributes:
         yield "| attribute | meaning |\n|---|---|"
@@ -184,7 +185,7 @@ def _with_marks(parameters: list[inspect.Parameter]) -> list[str]:
         if one.kind is one.KEYWORD_ONLY and not has_star:
             texts.append("*")
             has_star = True
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        star = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         annotation = "" if one.annotation is one.empty else f": {one.annotation}"
         default = "" if one.default is one.empty else f" = {one.default!r}"
         texts.append(f"{star}{one.name}{annotation}{default}")

@@ -1,4 +1,4 @@
-"""Publish three messages without asyncio, and read them back.
+"""Publish three readings, and print them as a subscriber receives them. Without asyncio.
 
 python examples/blocking.py [HOST:PORT]
 """
@@ -9,13 +9,12 @@ import godwit
 
 
 def main(broker: str) -> None:
-    with godwit.sync.connect(broker) as client, client.subscribe("notes/#", timeout_s=5) as messages:
-        for text in ("one", "two", "three"):
-            client.publish("notes/today", text)
-        for number, message in enumerate(messages, 1):  # ends when no message arrives for 5 seconds
-            print(f"{number}: {message.payload.decode()}")
-            if number == 3:
-                break
+    with godwit.sync.connect(broker) as client, client.subscribe("home/#") as messages:
+        for room, temperature in (("kitchen", 21.5), ("attic", 17), ("cellar", 12.25)):
+            client.publish(f"home/{room}", {"temperature": temperature})  # a dict is sent as JSON
+        for _ in range(3):
+            message = messages.get(timeout_s=5)
+            print(message.topic, message.json()["temperature"])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ async def main(broker: str) -> None:
     async with godwit.connect(broker) as client, client.subscribe("home/+/temperature") as messages:
         print("waiting for temperatures", flush=True)
         async for message in messages:  # reconnects automatically, without losing messages
-            print(f"{message.topic}: {message.payload.decode()} (from {message.publisher})", flush=True)
+            print(f"{message.topic}: {message.text} (from {message.publisher})", flush=True)
 
 
 if __name__ == "__main__":

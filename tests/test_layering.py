@@ -43,7 +43,7 @@ LAYERS: dict[str, tuple[str, str]] = {
         "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
     ),
     "sync": ("net", ""),
-    "__init__": ("client errors install net spark sync wire", ""),  # late: `import godwit` imports no layer
+    "__init__": ("client errors install net spark sync transport wire", ""),  # late: `import godwit` imports no layer
     "__main__": ("cli", ""),
     "pyspark_godwit": ("spark", "pyarrow"),  # found by PySpark through its name
     # Development tools, outside what users install: no layer above may import them.
@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[str, str]] = {
         f"{MACHINES} impairment net archive spark pipeline godwit_sim",
         "apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
     ),
-    "godwit_tools": ("cli errors godwit_sim godwit_bench", "rich typer"),
+    "godwit_tools": ("__init__ cli errors sync godwit_sim godwit_bench", "rich typer"),
 }
 
 # Of godwit.wire the core uses values (entries, filters, changes, codes, epochs), never the native protocol's messages.

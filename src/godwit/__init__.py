@@ -2,73 +2,136 @@
 
 import godwit
 
-async with godwit.connect("localhost", name="sensor-1") as client:
-    await client.publish("home/room1/temperature", b"21.5")
+with godwit.sync.connect("localhost") as client:      # for programs without asyncio
+    client.publish("home/room1", {"temperature": 21.5})
+    with client.subscribe("home/#") as messages:
+        for message in messages:
+            print(message.topic, message.json())
 
-with godwit.sync.connect("localhost") as client:      # the same, blocking
-    client.publish("home/room1/temperature", b"21.5")
-    print(client.submit("resize", picture, workers=4).results())
+async with godwit.connect("localhost", name="sensor-1") as client:      # the same with asyncio
+    await client.publish("home/room1", {"temperature": 21.5})
 
-worker = godwit.Worker("localhost", name="anna")      # executes such jobs
+worker = godwit.Worker("localhost", name="anna")      # executes jobs: client.submit("resize", picture)
 
 @worker.handles("resize")
 async def resize(task): ...
 
 The library logs to `logging.getLogger("godwit")`: set the environment variable GODWIT_LOG to debug, info or warning to
-see the records on standard error.
+see the records on standard error. Warnings, such as one about an absent broker, are visible without it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from godwit import spark, sync
+    from godwit.client.batches import Payload
+    from godwit.client.jobs import TaskView
     from godwit.client.message import Bookmark, Message
+    from godwit.client.protocol import ClientState
+    from godwit.client.subscription import Start
     from godwit.errors import (
         AccessError,
+        AddressError,
+        BadFilterError,
+        BadKindError,
+        BadTopicError,
         BrokerError,
         BrokerUnreachableError,
+        Code,
+        ConfigurationError,
         FileTransferError,
+        ForkedError,
         GodwitError,
         JobCancelledError,
         JobError,
         JobFailedError,
         KickedError,
         NameInUseError,
+        PayloadError,
+        RecordTooLargeError,
+        ReplyTimeoutError,
+        SocketError,
         TakenOverError,
         TopicError,
         UsageError,
     )
-    from godwit.net.client import AsyncClient, connect
+    from godwit.net.address import Brokers
+    from godwit.net.client import AsyncClient, Connecting, connect
+    from godwit.net.file_inbox import ReceivedFile
+    from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile
+    from godwit.net.job_options import JobLike, JobOptions
     from godwit.net.jobs import AsyncJob, TaskResult, Update
     from godwit.net.loop import run
-    from godwit.net.publisher import BufferFull
+    from godwit.net.publisher import AsyncPublisher, BufferFull
+    from godwit.net.runtime import OnState
+    from godwit.net.subscription import AsyncSubscription, OnGap, Since
     from godwit.net.tasks import Task, TaskFailed
-    from godwit.net.worker import Worker
-    from godwit.wire.control import Will
+    from godwit.net.worker import TaskHandler, Worker
+    from godwit.transport.config import EndpointConfig
+    from godwit.transport.connection_state import Statistics
+    from godwit.wire.control import ClientInfo, TopicInfo, Will
+    from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
     __version__: str
 
 __all__ = [
     "AccessError",
+    "AddressError",
     "AsyncClient",
     "AsyncJob",
+    "AsyncPublisher",
+    "AsyncSubscription",
+    "BadFilterError",
+    "BadKindError",
+    "BadTopicError",
     "Bookmark",
     "BrokerError",
     "BrokerUnreachableError",
+    "Brokers",
     "BufferFull",
+    "ClientInfo",
+    "ClientState",
+    "Code",
+    "ConfigurationError",
+    "Connecting",
+    "EndpointConfig",
+    "FileReceiver",
     "FileTransferError",
+    "ForkedError",
     "GodwitError",
     "JobCancelledError",
     "JobError",
     "JobFailedError",
+    "JobInfo",
+    "JobLike",
+    "JobOptions",
+    "JobState",
     "KickedError",
     "Message",
     "NameInUseError",
+    "OnFileProgress",
+    "OnGap",
+    "OnProgress",
+    "OnState",
+    "Payload",
+    "PayloadError",
+    "ReceivedFile",
+    "RecordTooLargeError",
+    "ReplyTimeoutError",
+    "SentFile",
+    "Since",
+    "SocketError",
+    "Start",
+    "Statistics",
     "TakenOverError",
     "Task",
     "TaskFailed",
+    "TaskHandler",
+    "TaskInfo",
     "TaskResult",
+    "TaskView",
     "TopicError",
+    "TopicInfo",
     "Update",
     "UsageError",
     "Will",
@@ -80,40 +143,52 @@ __all__ = [
     "sync",
 ]
 
-_HOMES = {
-    "AsyncClient": "godwit.net.client",
-    "AsyncJob": "godwit.net.jobs",
-    "Bookmark": "godwit.client.message",
-    "BufferFull": "godwit.net.publisher",
-    "Message": "godwit.client.message",
-    "Task": "godwit.net.tasks",
-    "TaskFailed": "godwit.net.tasks",
-    "TaskResult": "godwit.net.jobs",
-    "Update": "godwit.net.jobs",
-    "Will": "godwit.wire.control",
-    "Worker": "godwit.net.worker",
-    "connect": "godwit.net.client",
-    "run": "godwit.net.loop",
+_NAMES_BY_MODULE = {
+    "client.batches": "Payload",
+    "client.jobs": "TaskView",
+    "client.message": "Bookmark Message",
+    "client.protocol": "ClientState",
+    "client.subscription": "Start",
+    "net.address": "Brokers",
+    "net.client": "AsyncClient Connecting connect",
+    "net.file_inbox": "ReceivedFile",
+    "net.files": "FileReceiver OnFileProgress OnProgress SentFile",
+    "net.job_options": "JobLike JobOptions",
+    "net.jobs": "AsyncJob TaskResult Update",
+    "net.loop": "run",
+    "net.publisher": "AsyncPublisher BufferFull",
+    "net.runtime": "OnState",
+    "net.subscription": "AsyncSubscription OnGap Since",
+    "net.tasks": "Task TaskFailed",
+    "net.worker": "TaskHandler Worker",
+    "transport.config": "EndpointConfig",
+    "transport.connection_state": "Statistics",
+    "wire.control": "ClientInfo TopicInfo Will",
+    "wire.jobs": "JobInfo JobState TaskInfo",
 }
+"""The modules of the public names. The other names are errors."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562): every layer imports this module, so it imports nothing itself."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-        from godwit.install import DISTRIBUTION
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use (PEP 562). Every layer imports this module, so it imports none itself."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return version(DISTRIBUTION)
-    from importlib import import_module
+            from godwit.install import DISTRIBUTION
 
-    if name in ("spark", "sync"):
-        return import_module(f"godwit.{name}")
-    value = globals()[name] = getattr(import_module(_HOMES.get(name, "godwit.errors")), name)
-    return value
+            return version(DISTRIBUTION)
+        from importlib import import_module
+
+        if name in ("spark", "sync"):
+            return import_module(f"godwit.{name}")
+        home = next((module for module, names in _NAMES_BY_MODULE.items() if name in names.split()), "errors")
+        value = globals()[name] = getattr(import_module(f"godwit.{home}"), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

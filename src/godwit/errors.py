@@ -24,6 +24,8 @@
      |    +-- JobCancelledError       a job was cancelled
      +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
      +-- BrokerUnreachableError  no broker answered in time
+     |    +-- ReplyTimeoutError       a call with `timeout_s` was not confirmed or answered in time; also a TimeoutError
+     +-- PayloadError            a received payload is not the text or the JSON that was asked for; also a ValueError
      +-- FileTransferError       a file could not be sent or received
      +-- StorageError            the log cannot be opened, read or written
      |    +-- DiskError               the disk is full, read-only or defective: nothing was appended
@@ -296,6 +298,17 @@ class TaskFailedError(GodwitError):
 
 class BrokerUnreachableError(GodwitError):
     """No broker answered in time."""
+
+
+class ReplyTimeoutError(BrokerUnreachableError, TimeoutError):
+    """The broker did not confirm or answer a call within its `timeout_s`. The text tells whether it may still be done.
+
+    It is a TimeoutError too, so that one `except TimeoutError` handles all time limits.
+    """
+
+
+class PayloadError(GodwitError, ValueError):
+    """A received payload is not valid UTF-8, or not valid JSON."""
 
 
 class FileTransferError(GodwitError):

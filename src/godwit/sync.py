@@ -3,10 +3,10 @@
 import godwit
 
 with godwit.sync.connect("localhost") as client:
-    client.publish("home/room1/temperature", b"21.5")
+    client.publish("home/room1", {"temperature": 21.5})
     with client.subscribe("home/#", timeout_s=5) as messages:
         for message in messages:
-            print(message.topic, message.payload)
+            print(message.topic, message.json())
 """
 
 from __future__ import annotations
@@ -18,3 +18,7 @@ from godwit.net.publisher import BlockingPublisher
 from godwit.net.subscription import BlockingSubscription
 
 __all__ = ["BlockingClient", "BlockingFiles", "BlockingJob", "BlockingPublisher", "BlockingSubscription", "connect"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

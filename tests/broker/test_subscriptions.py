@@ -264,6 +264,59 @@ def test_a_named_cursor_moves_by_commits_alone() -> None:
     assert len(bob.got) == 2 + 4
 
 
+def test_a_cursor_is_one_position_whatever_its_filters() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing", number=1)
+    alice = world.client("alice")
+    news, sport = alice.open("news"), alice.open("sport")
+    for number in range(4):
+        alice.publish(news, b"news %d" % number)
+        alice.publish(sport, b"sport %d" % number)
+    assert bob.payloads == [b"news 0", b"news 1", b"news 2", b"news 3"]
+    bob.expect(c.CursorCommit(request=50, subscription=1, offset=3), c.Done)  # after news 1
+    text = bob.expect(c.Subscribe(request=51, subscription=2, filters=["sport"], cursor="billing"), c.Error).text
+    assert text.startswith("the cursor 'billing' is in use by the subscription to news: end that first")
+    bob.expect(c.Unsubscribe(request=52, subscription=1, keep=True), c.Done)
+    assert bob.subscribe("sport", "news", cursor="billing", number=3).next_offset == 3
+    assert bob.payloads[4:] == [b"sport 1", b"news 2", b"sport 2", b"news 3", b"sport 3"]
+    bob.expect(c.CursorCommit(request=53, subscription=3, offset=6), c.Done)
+    bob.die()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("sport", cursor="billing", number=1)
+    assert bob.payloads == [b"sport 3"]  # its former filters are forgotten
+
+
+def test_a_cursor_with_other_filters_misses_nothing_that_did_not_match_before() -> None:
+    """A subscription that has everything is stored at the end of the log: other filters may match before it."""
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing", number=1)
+    publisher, _ = publisher_of(world, "news", b"0")
+    bob.expect(c.CursorCommit(request=50, subscription=1, offset=1), c.Done)
+    bob.die()
+    sport = publisher.open("sport")
+    publisher.publish(sport, b"1")
+    publisher.publish(sport, b"2")
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("#", cursor="billing")
+    assert bob.payloads == [b"1", b"2"]
+
+
+def test_a_start_moves_a_cursor_with_other_filters_too() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing", number=1)
+    publisher_of(world, "news", b"0", b"1")
+    bob.expect(c.Unsubscribe(request=50, subscription=1, keep=True), c.Done)
+    assert bob.subscribe("#", cursor="billing", number=2, start="latest").next_offset == 2
+
+
+def test_a_cursor_needs_the_name_of_a_client() -> None:
+    nameless = World().client(None)
+    assert nameless.refused_subscribe("news", cursor="billing") is Code.BAD_NAME
+
+
 def test_what_cannot_be_committed() -> None:
     world = World()
     bob = world.client("bob")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.client.message import MAX_EPOCHS, Bookmark, Message, make_bookmark
-from godwit.errors import UsageError
+from godwit.errors import PayloadError, UsageError
 from godwit.wire.epochs import Epoch
 
 
@@ -66,3 +66,44 @@ def test_invalid_texts(text: str) -> None:
     Bookmark.parse(GOOD)
     with pytest.raises(UsageError, match="is not a bookmark"):
         Bookmark.parse(text)
+
+
+# -- payloads ---------------------------------------------------------------------------------------------------------
+
+
+def message(payload: bytes) -> Message:
+    return Message("home/room1", payload, "sensor-1", 1, 2, 1, False, 7)
+
+
+def test_a_payload_as_a_text_and_as_json() -> None:
+    assert message("21,5 °C".encode()).text == "21,5 °C"
+    assert message(b'{"t": [21.5, null, true]}').json() == {"t": [21.5, None, True]}
+    assert message(str(2**80).encode()).json() == 2**80
+    assert message(b"").text == ""
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"", r"the payload of a message on 'home/room1' is not JSON \(it is empty\): b''"),
+        (b"21,5", r"is not JSON \(.*\): b'21,5'"),
+        (b'{"t": NaN}', "is not JSON"),
+        (b'"\xff"', "is not JSON"),
+        (b"[" * 100_000, r"is not JSON .*\.\.\. \(100000 bytes\)"),
+        (b"\xff\x00", "is not JSON"),
+    ],
+)
+def test_a_payload_that_is_not_json(payload: bytes, text: str) -> None:
+    with pytest.raises(PayloadError, match=text) as caught:
+        message(payload).json()
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_payload_that_is_not_a_text() -> None:
+    with pytest.raises(PayloadError, match=r"is not a text in UTF-8 \(invalid start byte at byte 1\): use the bytes"):
+        _ = message(b"a\xff").text
+
+
+def test_a_message_shows_the_beginning_of_its_payload() -> None:
+    assert repr(message(b"21.5")) == "<Message on 'home/room1': b'21.5', from 'sensor-1', QoS 1, offset 7>"
+    assert repr(message(bytes(1000))).endswith("... (1000 bytes), from 'sensor-1', QoS 1, offset 7>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import get_args
 
@@ -23,8 +24,9 @@ from godwit.client.events import (
     Reply,
     SubscriptionEnded,
     SubscriptionStarted,
+    Unanswered,
 )
-from godwit.client.protocol import ClientProtocol, make_login, welcome_problem
+from godwit.client.protocol import UNANSWERED_S, ClientProtocol, make_login, welcome_problem
 from godwit.errors import FINAL_CODES, BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
@@ -193,6 +195,102 @@ def test_new_addresses_for_the_same_broker() -> None:
     FakeBroker(network)
     user.client.connect([BROKER], network.now)
     user.until("online", 12.0)
+
+
+def test_the_same_addresses_again_keep_their_turns() -> None:
+    """Names are resolved before each round: a round must not begin with the same address each time for that."""
+    network = Network()
+    user = User(network, targets=(NOWHERE, BROKER))
+    tried = []
+    for _ in range(3):
+        tried.append(user.client._dialer._addresses[0])
+        user.client.connect([NOWHERE, BROKER], network.now)
+        user.until("offline", 12.0)
+        user.client.connect([NOWHERE, BROKER], network.now)
+        user.until("connecting", 12.0)
+    assert set(tried) == {NOWHERE, BROKER}
+
+
+# -- a broker that does not answer ------------------------------------------------------------------------------------
+
+
+def gone(user: User, limit_s: float) -> Offline:
+    """Wait until the client has noticed that its broker is gone, which has to happen within a time."""
+    user.until("offline", limit_s)
+    return user.all(Offline)[0]
+
+
+def test_a_broker_that_is_gone_is_noticed_soon_by_a_client_that_sends() -> None:
+    network, broker, user = online()
+    network.run(20)
+    broker.stop()
+    user.client.publisher("t").send(b"x", network.now_us)
+    offline = gone(user, 3.2)
+    assert offline.code == Code.TIMEOUT
+    assert re.fullmatch(r"nothing was received from the broker for \d+\.\d s, although it was asked", offline.reason)
+    broker.start()
+    user.until("online", 2.0)
+    network.run(1)
+    assert broker.messages("t") == [b"x"]
+
+
+def test_a_broker_that_is_gone_is_noticed_soon_by_a_client_that_waits_for_a_reply() -> None:
+    """The transport has acknowledged everything, but the broker owes a reply."""
+    network, broker, user = online()
+    user.client.request(lambda number: control.Clients(request=number))
+    network.run(0.5)
+    assert user.client._connection is not None
+    assert user.client._connection.unanswered_since is None
+    broker.stop()
+    assert gone(user, 5.0).code == Code.TIMEOUT
+
+
+def test_a_broker_that_takes_its_time_is_not_given_up() -> None:
+    network, broker, user = online()
+    number = user.client.request(lambda number: control.Clients(request=number))
+    network.run(60)
+    assert user.all(Offline) == []
+    broker.link.send(control.ClientList(request=number))
+    network.run(1)
+    assert [reply.request for reply in user.all(Reply)] == [number]
+
+
+def test_an_idle_client_does_not_ask() -> None:
+    network, _, user = online()
+    network.run(5)
+    now, timer = network.now, user.client.next_timer()
+    assert timer is not None
+    assert timer > now + 2 * UNANSWERED_S  # the next keep-alive
+
+
+def test_a_slow_path_is_not_given_up() -> None:
+    network = Network(delay_s=1.6)
+    broker = FakeBroker(network)
+    user = User(network)
+    user.until("online")
+    for number in range(5):
+        user.client.publisher("t").send(str(number).encode(), network.now_us)
+        network.run(10)
+    assert user.all(Offline) == []
+    assert broker.messages("t") == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_report_of_the_network_ends_an_unanswered_connection_only() -> None:
+    network, broker, user = online()
+    network.run(5)
+    user.client.handle_unreachable(BROKER, network.now)
+    network.run(1)
+    broker.stop()
+    user.client.publisher("t").send(b"x", network.now_us)
+    network.drain()
+    user.client.handle_unreachable(BROKER, network.now)  # too early: the broker had no time to answer
+    assert user.client.state == "online"
+    network.run_until(lambda: bool(user.all(Unanswered)), 1.2)
+    assert user.all(Unanswered)[0].address == BROKER
+    user.client.handle_unreachable(NOWHERE, network.now)
+    assert user.client.state == "online"
+    user.client.handle_unreachable(BROKER, network.now)
+    assert "and the network reports that nothing listens there" in gone(user, 0.1).reason
 
 
 def test_pauses_grow_while_the_broker_sends_it_away_and_shrink_when_it_worked_for_a_while() -> None:
@@ -544,13 +642,19 @@ def test_callbacks_when_to_poll_for_trains() -> None:
 
 
 def test_a_commit_names_subscription_and_offset() -> None:
-    network, broker, user = online()
+    network, broker, user = online(config=ClientConfig(name="n"))
     subscription = user.client.subscribe(["a/b"], cursor="mine")
     user.client.commit(subscription, 17)
     network.run(1)
     (commit,) = broker.link.all(control.CursorCommit)
     assert (commit.subscription, commit.offset) == (subscription.number, 17)
     assert broker.link.all(control.Subscribe)[0].cursor == "mine"
+
+
+def test_a_cursor_needs_the_name_of_a_client() -> None:
+    _, _, user = online()
+    with pytest.raises(UsageError, match="of a client without a name: the broker stores cursors by the name"):
+        user.client.subscribe(["a/b"], cursor="mine")
 
 
 def test_a_ping_is_answered_also_before_the_welcome() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
 
+from godwit.client.batches import Payload
 from godwit.client.events import ClientEvent, Confirmed, Refused
 from godwit.client.publisher import (
     OFFLINE_UNRELIABLE_BYTES,
@@ -367,7 +368,8 @@ def test_the_quick_way_packs_as_send_does() -> None:
     looked_at: list[object] = []
     now_us = [next(moments)]
 
-    def careful(payload: bytes | bytearray | memoryview | str) -> None:
+    def careful(payload: Payload) -> None:
+        assert isinstance(payload, bytes)
         looked_at.append(payload)
         one.publisher.send(payload, now_us[0])
 

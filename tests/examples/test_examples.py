@@ -31,7 +31,7 @@ ALONE = {
 WITH_BROKER = {
     "publish.py": "".join(f"{value} is safe; subscribers reached: 0\n" for value in ("21.5", "21.6", "21.4")),
     "fast_publisher.py": "100,000 messages are safe\n",
-    "blocking.py": "1: one\n2: two\n3: three\n",
+    "blocking.py": "home/kitchen 21.5\nhome/attic 17\nhome/cellar 12.25\n",
     "last_will.py": "sensor-2 is online\nsensor-2 was killed\nsensor-2 is offline\n",
 }
 IN_PAIRS = {"subscribe.py", "send_file.py", "receive_file.py", "jobs_worker.py", "jobs_controller.py"}
@@ -158,7 +158,7 @@ def test_without_arguments_an_example_says_what_it_needs(name: str) -> None:
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["publish.py", "subscribe.py"])
+@pytest.mark.parametrize("name", ["blocking.py", "subscribe.py"])
 def test_the_readme_shows_the_examples_as_they_are(name: str) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     assert f"```python\n{(EXAMPLES / name).read_text(encoding='utf-8')}```" in readme

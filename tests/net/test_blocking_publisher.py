@@ -109,7 +109,7 @@ def test_refused_and_too_large_messages_are_reported_and_others_continue() -> No
             publisher.flush(DEADLINE_S)
             assert [next(messages).payload for _ in range(2)] == [b"1", b"2"]
         with pytest.raises(UsageError, match="give bytes"):
-            publisher.send(5)  # type: ignore[arg-type]
+            publisher.send({5})  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

@@ -119,7 +119,7 @@ class BetweenTwoLooks:
 
     def __init__(self, messages: BlockingSubscription) -> None:
         self._inner = messages._inner
-        self._fetch: Callable[[], None] = lambda: messages._thread.call(self._inner.fetch(), LONG_S)
+        self._fetch: Callable[[], None] = lambda: messages._thread.call(self._inner._fetch_more(), LONG_S)
         self.is_due = True
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +127,7 @@ class BetweenTwoLooks:
 
     @property
     def rest(self) -> Iterator[Message]:
-        rest = self._inner.rest
+        rest = self._inner._rest
         if self.is_due:
             self.is_due = False
             self._fetch()

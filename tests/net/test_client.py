@@ -37,7 +37,7 @@ from godwit.errors import (
     TopicError,
     UsageError,
 )
-from godwit.net import client as connect_module
+from godwit.net import runtime as runtime_module
 from godwit.net.client import connect
 from godwit.net.service import Service
 from godwit.net.udp import UdpSocket
@@ -94,7 +94,7 @@ def test_a_broker_is_found_under_any_address_of_its_host(host: str) -> None:
 def test_a_broker_that_has_only_one_of_its_names_addresses_is_found(
     listen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect_module, "resolve_all", lambda host, port: [("127.0.0.1", port), ("::1", port, 0, 0)])
+    monkeypatch.setattr(runtime_module, "resolve_all", lambda host, port: [("127.0.0.1", port), ("::1", port, 0, 0)])
 
     async def test() -> None:
         async with (
@@ -433,7 +433,7 @@ def test_a_goodbye_releases_no_will_and_a_death_does() -> None:
                 pass
             endpoint = EndpointConfig(idle_timeout_s=0.2, keep_alive_s=0.05)
             client = await connect(broker.urls[0], name="short", will=will, endpoint=endpoint)
-            client.runtime.driver.close()  # it dies
+            client._runtime.driver.close()  # it dies
             message = await anext(messages)
             assert (message.payload, message.publisher) == (b"gone", "short")
 

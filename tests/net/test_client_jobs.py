@@ -170,9 +170,12 @@ def test_invalid_arguments_are_refused_by_the_client() -> None:
             for no_kind in no_kinds:
                 with pytest.raises(UsageError, match="give a text"):
                     await client.submit(no_kind)
-            no_bytes: Any = {"x": 1}
-            with pytest.raises(UsageError, match="a payload of type dict"):
-                await client.submit("work", no_bytes)
+            no_payload: Any = {"x": {1}}
+            with pytest.raises(UsageError, match="a payload of type dict is not valid as JSON"):
+                await client.submit("work", no_payload)
+            no_option: Any = {"wrokers": 2}
+            with pytest.raises(UsageError, match="submit has no option 'wrokers': choose from key, timeout_s, workers"):
+                await client.submit("work", **no_option)
             assert await client.jobs() == []
 
     run(test)

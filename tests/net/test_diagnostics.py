@@ -154,15 +154,19 @@ def test_drops_are_counted_on_sys_and_logged_at_the_end(records: Records) -> Non
     run(test)
 
 
-def test_the_library_is_silent_by_default_and_godwit_log_turns_it_on() -> None:
-    program = "import godwit.net, logging; logging.getLogger('godwit.net.test').warning('something happened')"
+def test_warnings_are_visible_by_default_and_godwit_log_shows_the_rest() -> None:
+    program = (
+        "import godwit.net, logging; log = logging.getLogger('godwit.net.test'); "
+        "log.warning('something happened'); log.info('something usual')"
+    )
 
     def output(**variables: str) -> str:
         environment = {key: value for key, value in os.environ.items() if key != "GODWIT_LOG"} | variables
         command = [sys.executable, "-c", program]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
 
-    assert output() == ""
+    assert output() == "something happened\n"
+    assert "INFO godwit.net.test: something usual" in output(GODWIT_LOG="info")
     assert "WARNING godwit.net.test: something happened" in output(GODWIT_LOG="warning")
     assert "something happened" in output(GODWIT_LOG="DEBUG")
     assert output(GODWIT_LOG="error") == ""
@@ -173,7 +177,9 @@ def test_the_library_is_silent_by_default_and_godwit_log_turns_it_on() -> None:
 def test_the_level_is_that_of_the_variable(value: str, level: int) -> None:
     logger = logging.getLogger("godwit")
     former = logger.level
+    assert configure_logging({}) is None
     handler = configure_logging({"GODWIT_LOG": value})
+    assert handler is not None
     try:
         assert logger.level == level
     finally:

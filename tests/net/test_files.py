@@ -33,8 +33,8 @@ def make_file(path: Path, size_bytes: int, seed: int = 1) -> bytes:
 
 async def send_chunk(client: AsyncClient, topic: str, header: FileHeader, chunk: bytes, sequence: int) -> None:
     """Send one chunk, as another program might."""
-    lane = client.runtime.publishers.chunk_waiters(topic, publisher_of(header.id), epoch=header.run, sequence=sequence)
-    await client.runtime.publishers.send_chunk(lane, chunk, encode_header(header))
+    lane = client._runtime.publishers.chunk_waiters(topic, publisher_of(header.id), epoch=header.run, sequence=sequence)
+    await client._runtime.publishers.send_chunk(lane, chunk, encode_header(header))
     await lane.confirmed(sequence + 1)
 
 
@@ -162,7 +162,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
             buffered: list[int] = []
 
             def look(done_bytes: int, total_bytes: int) -> None:
-                held.append(client.runtime.core.held_bytes)
+                held.append(client._runtime.core.held_bytes)
                 buffered.append(broker.server.buffered_bytes)
 
             sending = asyncio.create_task(client.send_file("t", tmp_path / "a", progress=look))
@@ -308,8 +308,8 @@ def test_a_file_that_was_fetched_and_not_handed_out_comes_again_to_a_kept_subscr
                 ):
                     if not is_handed_out:
                         await sender.send_file("f", source)
-                    await files.fetch()
-                    await files.fetch()  # changes nothing
+                    await files._fetch_more()
+                    await files._fetch_more()  # changes nothing
                     if is_handed_out:
                         assert (await anext(files)).path.read_bytes() == content
             async with (
@@ -371,11 +371,11 @@ def test_hostile_chunks_do_no_harm(tmp_path: Path) -> None:
             problems: list[str] = []
             receiving = client.receive_files("#", folder=folder, on_problem=problems.append, max_file_bytes=1000)
             async with receiving as files:
-                lane = client.runtime.publishers.chunk_waiters("t", "evil", epoch=1, sequence=0)
+                lane = client._runtime.publishers.chunk_waiters("t", "evil", epoch=1, sequence=0)
                 hostile: list[dict[str, Any]] = [{}, {"id": 5}, {"run": "x"}, {"name": os.urandom(4000)}]
                 for fields in hostile:  # the broker refuses extensions that are not a map with a file in it
                     extension = encode_extension({ExtensionKey.FILE: fields})
-                    await client.runtime.publishers.send_chunk(lane, b"x", extension)
+                    await client._runtime.publishers.send_chunk(lane, b"x", extension)
                 await lane.confirmed(4)
                 huge = header_of(good, "huge", "t")
                 for number, header in enumerate(

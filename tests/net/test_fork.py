@@ -60,7 +60,7 @@ def test_the_owner_is_notified_in_the_child_only() -> None:
     class Owner:
         is_inherited = False
 
-        def on_forked(self) -> None:
+        def _on_forked(self) -> None:
             self.is_inherited = True
 
     owner = Owner()

@@ -89,7 +89,7 @@ def test_states() -> None:
         UsageError, match="there is no state 'asleep' of a job; choose waiting, running, done, failed or"
     ):
         check_states(["done", "asleep"])
-    with pytest.raises(UsageError, match="states is the text 'done': give a list"):
+    with pytest.raises(UsageError, match="states is 'done': give a list of states"):
         check_states("done")
 
 
@@ -106,7 +106,7 @@ def test_many_jobs_are_looked_at_as_a_whole() -> None:
         (5, "'5' is not a job"),
         ((5, b""), "the kind of work 5 is of the type int: give a text"),
         (([], b""), "is of the type list"),
-        (("a", 3), "a payload of type int"),
+        (("a", {3}), "a payload of type set"),
         (("a", b"", 5), "the key is 5, of the type int: give a text"),
         (("a", b"", ""), "a key has 1 to 64"),
     ]

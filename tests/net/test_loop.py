@@ -224,7 +224,7 @@ def test_a_cancelled_call_may_fail_silently() -> None:
 
 def test_an_inherited_thread_refuses_everything() -> None:
     thread = LoopThread()
-    thread.on_forked()  # as in a child
+    thread._on_forked()  # as in a child
     for refused in (
         lambda: thread.call(double(1)),
         lambda: thread.call_soon(lambda: None),

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from tests.net.running import both_loops, broker_and_client, configuration, lossy, run, service
 
 from godwit.broker.access import Access, Rule
 from godwit.client.batches import Payload, to_bytes
+from godwit.client.message import decode_json
 from godwit.errors import (
     AccessError,
     BrokerError,
@@ -47,9 +50,49 @@ def test_a_payload_is_bytes_or_a_text(payload: Payload) -> None:
     assert to_bytes(payload) == b"h\xc3\xa9"
 
 
-def test_another_payload_is_refused_kindly() -> None:
-    with pytest.raises(UsageError, match="give bytes or a text"):
-        to_bytes(5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("payload", "travels"),
+    [
+        ({"t": 21.5, "room": "Küche"}, '{"t":21.5,"room":"Küche"}'),
+        ([1, "a", None, True, {"x": []}], '[1,"a",null,true,{"x":[]}]'),
+        (21, "21"),
+        (2**70, str(2**70)),
+        (-0.5, "-0.5"),
+        (True, "true"),
+        (None, "null"),
+        ({}, "{}"),
+    ],
+)
+def test_other_values_are_sent_as_json(payload: Payload, travels: str) -> None:
+    assert to_bytes(payload) == travels.encode()
+    assert decode_json(to_bytes(payload), "it") == payload
+
+
+def _endless() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (object(), "a payload of type object: give bytes or a text, or a dict, list, number, bool or None"),
+        ((1, 2), "a payload of type tuple: give bytes"),
+        ({1, 2}, "a payload of type set"),
+        ({"when": datetime.now(UTC)}, "a payload of type dict is not valid as JSON: .*datetime.*; use texts, finite"),
+        ({"t": float("nan")}, "a payload of type dict is not valid as JSON: Out of range float"),
+        (float("inf"), "a payload of type float is not valid as JSON"),
+        ({(1, 2): 3}, "is not valid as JSON: keys must be"),
+        ([b"x"], "is not valid as JSON: .*bytes"),
+        (_endless(), "is not valid as JSON: Circular"),
+        ("\ud800", "has a character that UTF-8 does not have"),
+        ({"a": "\ud800"}, "has a character that UTF-8 does not have"),
+    ],
+)
+def test_another_payload_is_refused_kindly(payload: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        to_bytes(payload)
 
 
 # -- publish ----------------------------------------------------------------------------------------------------------
@@ -184,7 +227,9 @@ def test_a_text_and_other_bytes_take_the_fast_way_too() -> None:
             await publisher.flush()
             assert [(await anext(messages)).payload for _ in range(2)] == ["hé".encode(), b"b"]
             with pytest.raises(UsageError):
-                publisher.send(5)  # type: ignore[arg-type]
+                publisher.send({5})  # type: ignore[arg-type]
+            publisher.send({"t": [5]})
+            assert (await anext(messages)).json() == {"t": [5]}
             async with client.subscribe("+") as later:
                 assert (await anext(later)).retained
 

@@ -58,10 +58,10 @@ def test_each_gets_the_answer_to_its_own_question() -> None:
                 numbers.append(number)
                 return Ping(request=number)
 
-            replies = await asyncio.gather(*(client.runtime.request(ask, Pong) for _ in range(20)))
+            replies = await asyncio.gather(*(client._runtime.request(ask, Pong) for _ in range(20)))
             assert [reply.request for reply in replies] == numbers
             with pytest.raises(BrokerError, match="answered with Pong"):
-                await client.runtime.request(ask, Done)
+                await client._runtime.request(ask, Done)
 
     run(test)
 
@@ -108,14 +108,14 @@ def test_a_task_that_comes_when_the_work_has_ended_goes_back() -> None:
         async with broker_and_client() as (_, client):
             handlers = Handlers()
             handlers.add("work", lambda task: None)
-            bench = client.runtime.begin_work(handlers.by_kind, 1, lambda: None)
+            bench = client._runtime.begin_work(handlers.by_kind, 1, lambda: None)
             with pytest.raises(UsageError, match="this client works already"):
-                client.runtime.begin_work(handlers.by_kind, 1, lambda: None)
-            await client.runtime.end_work(bench, "enough")
+                client._runtime.begin_work(handlers.by_kind, 1, lambda: None)
+            await client._runtime.end_work(bench, "enough")
             late = lease()
             late.state = "ended"  # the core has nothing to say about it
-            client.runtime._on_work(Leased(late))
-            client.runtime._on_work(Reported(late))
+            client._runtime._on_work(Leased(late))
+            client._runtime._on_work(Reported(late))
             await client.ping()
 
     run(test)

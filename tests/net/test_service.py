@@ -191,7 +191,7 @@ def test_a_client_that_reconnects_too_early_is_notified_too(monkeypatch: pytest.
         broker = service()
         await broker.start()
         silent = await connect(broker.urls[0])
-        silent.runtime.driver.close()  # the broker does not wait for it longer than CLOSE_TIMEOUT_S
+        silent._runtime.driver.close()  # the broker does not wait for it longer than CLOSE_TIMEOUT_S
         stopping = asyncio.create_task(broker.stop())
         states: list[str] = []
         early = asyncio.create_task(

@@ -175,8 +175,8 @@ def test_a_second_fetch_replaces_no_messages() -> None:
         async with broker_and_client() as (_, client), client.subscribe("a") as messages:
             await publish_all(client, "a", 1, 2, 3)
             for number in (1, 2, 3):
-                await messages.fetch()
-                await messages.fetch()
+                await messages._fetch_more()
+                await messages._fetch_more()
                 assert await payloads(messages, 1) == [str(number).encode()]
 
     run(test)

@@ -9,12 +9,14 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from tests.net.running import both_loops, run, turns
 from tests.net.work_stands import Bench, lease
 
+from godwit.client.batches import Payload
 from godwit.client.events import Reported, VolunteerAccepted, VolunteerRefused
 from godwit.errors import AccessError, TaskFailedError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
@@ -73,18 +75,18 @@ def test_what_a_handler_gives_is_the_result(loop: Callable[[], asyncio.AbstractE
 
 
 def test_what_is_no_result_is_a_failure() -> None:
-    async def number(task: Task) -> int:
-        return 7
+    async def no_json(task: Task) -> set[int]:
+        return {7}
 
     def too_much(task: Task) -> bytes:
         return bytes(MAX_JOB_PAYLOAD_BYTES + 1)
 
     async def test() -> None:
-        bench = Bench(number=number, too_much=too_much)
-        bench.give(1, kind="number")
+        bench = Bench(no_json=no_json, too_much=too_much)
+        bench.give(1, kind="no_json")
         bench.give(2, kind="too_much")
         (_, _, first, _), (_, _, second, _) = sorted(await bench.until(2))
-        assert first == "UsageError: a result of type int: a handler returns bytes, a text or None"
+        assert first.startswith("UsageError: a result of type set: give bytes or a text, or a dict, list, number, ")
         assert second.startswith(f"RecordTooLargeError: the result of a task has {MAX_JOB_PAYLOAD_BYTES + 1} bytes, ")
 
     run(test)
@@ -687,7 +689,7 @@ class Steps:
         self.seen: list[tuple[float | None, str]] = []
 
     def on_progress(self, task: Task) -> None:
-        self.seen.append(task.step)
+        self.seen.append(task._step)
 
 
 def test_the_properties_of_a_task() -> None:
@@ -713,15 +715,24 @@ def test_progress_lies_between_0_and_1() -> None:
 
 @pytest.mark.parametrize(
     ("given", "travels"),
-    [(b"x", b"x"), (bytearray(b"x"), b"x"), (memoryview(b"x"), b"x"), ("ä", "ä".encode()), (None, b""), (b"", b"")],
+    [
+        (b"x", b"x"),
+        (bytearray(b"x"), b"x"),
+        (memoryview(b"x"), b"x"),
+        ("ä", "ä".encode()),
+        (None, b""),
+        (b"", b""),
+        ({"a": [1, None]}, b'{"a":[1,null]}'),
+        (False, b"false"),
+    ],
 )
-def test_results(given: object, travels: bytes) -> None:
+def test_results(given: Payload, travels: bytes) -> None:
     assert to_result(given) == travels
 
 
-@pytest.mark.parametrize("wrong", [0, 1.5, {}, [b"x"], object()])
-def test_what_is_no_result(wrong: object) -> None:
-    with pytest.raises(UsageError, match=f"type {type(wrong).__name__}: a handler returns bytes, a text or None"):
+@pytest.mark.parametrize("wrong", [(1,), {1}, [b"x"], {"a": object()}, float("nan"), object()])
+def test_what_is_no_result(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=f"a result of type {type(wrong).__name__}"):
         to_result(wrong)
 
 

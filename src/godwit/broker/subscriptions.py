@@ -63,8 +63,10 @@ class SubscriptionRequests:
         if subscription is not None and subscription.peer is not None:
             reply.subscribed(self._result(request, subscription, is_new=False))
             return
+        former: BrokerSubscription | None = None
         if subscription is None:
-            self._require_room(session, filters)
+            former = self._same_cursor(session, request.cursor)
+            self._require_room(session, filters, former)
         if request.since_us is not None and offset is None:
             if sum([not lookup.is_running for lookup in peer.lookups.values()]) >= MAX_LOOKUPS:
                 text = f"{MAX_LOOKUPS} subscriptions wait for their start to be looked up: try again later"
@@ -73,9 +75,9 @@ class SubscriptionRequests:
             self._look_up(peer)
             return
         known_below = self._known_below(request)
-        start = self._start(request, subscription, offset, known_below)
+        start = self._start(request, subscription or former, offset, known_below)
         self._create_topics(session, filters)
-        is_latest = request.start == "latest" or (request.start is None and offset is None)
+        is_latest = request.start == "latest" or (request.start is None and offset is None and former is None)
         with_retained = request.retained or (subscription is None and is_latest)
         resumes = subscription is not None and request.start is None and offset is None
         is_offset = offset is not None or isinstance(request.start, int)
@@ -87,6 +89,8 @@ class SubscriptionRequests:
         if subscription is None:
             subscription = self._add(session, filters, request.cursor, start)
             self._delivery.add(subscription)
+            if former is not None:  # after the new one was added, so that topics of both are kept
+                self.end(former)
             self._dirty.session(session)
             must_wait = self._dirty.subscription(subscription)
             text = f"{session.name} subscribed to {', '.join(filters)}"
@@ -107,6 +111,24 @@ class SubscriptionRequests:
             self._queue.when_stored(peer, lambda: reply.subscribed(result))
         else:
             reply.subscribed(result)
+
+    def _same_cursor(self, session: Session, cursor: str | None) -> BrokerSubscription | None:
+        """Return the subscription with this cursor and other filters, which the new one replaces, or None.
+
+        A cursor is one position, whatever its filters. A log of an older version may have several for one name: then
+        the new one replaces the furthest behind.
+        """
+        if cursor is None:
+            return None
+        same = [one for one in session.subscriptions.values() if one.cursor == cursor]
+        for one in same:
+            if one.peer is not None:
+                text = (
+                    f"the cursor {cursor!r} is in use by the subscription to {', '.join(one.filters)}: end that first, "
+                    "or choose another cursor"
+                )
+                raise RequestFailure(Code.MALFORMED, text)
+        return min(same, key=_quiet_from, default=None)
 
     def _add(self, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int) -> BrokerSubscription:
         subscription = BrokerSubscription(self._next_serial, session, filters, cursor, offset)
@@ -218,6 +240,8 @@ class SubscriptionRequests:
                 check_filter(pattern)
             if request.cursor is not None:
                 check_name(request.cursor)
+                if not session.is_remembered:
+                    raise UsageError("the client has no name, under which it would be stored; log in with a name")
         except BadFilterError as error:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
         except UsageError as error:
@@ -229,11 +253,15 @@ class SubscriptionRequests:
                 raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
         return tuple(sorted(set(request.filters)))
 
-    def _require_room(self, session: Session, filters: tuple[str, ...]) -> None:
+    def _require_room(
+        self, session: Session, filters: tuple[str, ...], former: BrokerSubscription | None = None
+    ) -> None:
+        """Check the limits for a new subscription, which replaces `former`."""
         limit = self._catalogue.settings.max_subscriptions
-        if len(session.subscriptions) >= limit:
+        freed_levels = 0 if former is None else _levels(former.filters)
+        if len(session.subscriptions) - (former is not None) >= limit:
             raise RequestFailure(Code.TOO_MANY, f"{session.name} has {limit} subscriptions, which is the limit here")
-        if session.filter_levels + _levels(filters) > MAX_FILTER_LEVELS:
+        if session.filter_levels - freed_levels + _levels(filters) > MAX_FILTER_LEVELS:
             text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"
             raise RequestFailure(Code.TOO_MANY, text)
         if (
@@ -288,11 +316,16 @@ class SubscriptionRequests:
         offset: int | None,
         known_below: int | None,
     ) -> int:
+        """`subscription`: the one that is resumed or, with other filters, replaced."""
         end = self._delivery.next_offset
         if offset is not None:
             return min(offset, end)
         if request.start is None:
-            return end if subscription is None else subscription.resumes_at(end)
+            if subscription is None:
+                return end
+            if subscription.filters != tuple(sorted(set(request.filters))):
+                return subscription.quiet_from  # messages after it that did not match before may match now
+            return subscription.resumes_at(end)
         if request.start == "latest":
             return end
         if request.start == "earliest":
@@ -321,6 +354,10 @@ class SubscriptionRequests:
         return SubscribeResult(
             subscription=subscription, is_new=is_new, next_offset=next_offset, same_below=known_below
         )
+
+
+def _quiet_from(subscription: BrokerSubscription) -> int:
+    return subscription.quiet_from
 
 
 def _levels(filters: tuple[str, ...]) -> int:

@@ -26,6 +26,8 @@ _SHOWN_CHARACTERS: Final = 80
 
 def check_topic(name: str) -> None:
     """Raise BadTopicError if the name is not valid for a topic."""
+    if not isinstance(name, str):
+        raise BadTopicError(f"topic {_of_wrong_type(name)}")
     if problem := _size_problem(name):
         raise BadTopicError(f"topic {shown(name)} {problem}")
     if bad := _NOT_IN_TOPIC.search(name):
@@ -39,6 +41,8 @@ def check_topic(name: str) -> None:
 
 def check_filter(text: str) -> None:
     """Raise BadFilterError if the text is not a valid filter."""
+    if not isinstance(text, str):
+        raise BadFilterError(f"filter {_of_wrong_type(text)}")
     if problem := _size_problem(text):
         raise BadFilterError(f"filter {shown(text)} {problem}")
     if bad := _CONTROL.search(text):
@@ -61,12 +65,14 @@ def check_filter(text: str) -> None:
         )
 
 
+def _of_wrong_type(value: object) -> str:
+    return f"{repr(value)[:_SHOWN_CHARACTERS]} is of the type {type(value).__name__}: give a text (str)"
+
+
 def check_kind(kind: str) -> None:
     """Raise BadKindError if the name is not valid for a kind of work, which is written as a topic."""
     if not isinstance(kind, str):
-        raise BadKindError(
-            f"the kind of work {repr(kind)[:_SHOWN_CHARACTERS]} is of the type {type(kind).__name__}: give a text (str)"
-        )
+        raise BadKindError(f"the kind of work {_of_wrong_type(kind)}")
     if problem := _size_problem(kind, MAX_KIND_BYTES, MAX_TOPIC_LEVELS - 1):  # the topic is $jobs/ and the kind
         raise BadKindError(f"the kind of work {shown(kind)} {problem}")
     if bad := _NOT_IN_TOPIC.search(kind):

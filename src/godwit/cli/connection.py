@@ -37,7 +37,10 @@ EXIT_TERMINATED: Final = 143
 """Exit code that a shell reports for a program ended by SIGTERM: 128 + SIGTERM."""
 
 BrokerOption = Annotated[
-    str, typer.Option("--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Address of the broker.")
+    str,
+    typer.Option(
+        "--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Address of the broker; several with commas."
+    ),
 ]
 NameOption = Annotated[
     str | None,

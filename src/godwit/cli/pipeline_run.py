@@ -29,7 +29,7 @@ from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, parse_position, safe
 from godwit.errors import GodwitError, UsageError
 from godwit.install import pip_command
-from godwit.net.address import parse_broker
+from godwit.net.address import parse_brokers
 
 if TYPE_CHECKING:
     from godwit.pipeline.decoders.selection import DecoderRule
@@ -99,7 +99,7 @@ def default_archive(broker: str) -> str:
     Raises:
         UsageError: The port has no successor.
     """
-    host, port = parse_broker(broker)
+    host, port = parse_brokers(broker)[0]
     if not 0 < port < MAX_PORT:
         raise UsageError(f"the archive of a broker at port {port} has no default address: give it with --archive")
     return f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from godwit.client.message import Message
 from godwit.errors import DecodeError, UsageError
@@ -26,24 +26,58 @@ from godwit.wire.batch import (
 )
 from godwit.wire.control import Labels
 
-Payload: TypeAlias = bytes | bytearray | memoryview | str
-"""The types that a publisher accepts; a text is sent as UTF-8."""
+Payload: TypeAlias = bytes | bytearray | memoryview | str | dict[str, Any] | list[Any] | int | float | bool | None
+"""A payload to send: bytes as they are, a text as UTF-8, and a dict, list, number, bool or None as JSON."""
+EncodedPayload: TypeAlias = bytes | bytearray | memoryview | str
+"""A payload that needs no JSON."""
 _ALL_FLAGS: Final = SHAPE | HEAD_FLAGS
 
 
 # -- the publisher's side ---------------------------------------------------------------------------------------------
 
 
-def to_bytes(payload: Payload) -> bytes:
-    """Return the payload as bytes, a text as UTF-8.
+def to_bytes(payload: Payload, what: str = "a payload") -> bytes:
+    """Return the payload as bytes: a text as UTF-8; a dict, list, number, bool or None as JSON.
 
-    Raises UsageError for any other type.
+    Args:
+        payload: the payload as the application gave it.
+        what: the name of the value in the text of an error.
+
+    Raises UsageError for any other type, and for a value that JSON does not have.
     """
-    if isinstance(payload, str):
-        return payload.encode()
+    if type(payload) is bytes:
+        return payload
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    raise UsageError(f"a payload of type {type(payload).__name__}: give bytes or a text")
+    if isinstance(payload, str):
+        return _encode_text(payload, what)
+    if payload is None or isinstance(payload, dict | list | int | float):
+        return _encode_json(payload, what)
+    raise UsageError(
+        f"{what} of type {type(payload).__name__}: give bytes or a text, or a dict, list, number, bool or None, "
+        "which are sent as JSON"
+    )
+
+
+def _encode_text(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} has a character that UTF-8 does not have: {error}; remove it") from None
+
+
+def _encode_json(value: object, what: str) -> bytes:
+    """Encode with the standard library: msgspec would turn NaN into null and bytes into base64 without an error."""
+    import json
+
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{what} of type {type(value).__name__} is not valid as JSON: {error}; use texts, finite numbers, bools, "
+            "None, lists, and dicts with texts as keys"
+        ) from None
+    return _encode_text(text, what)
 
 
 # -- the subscriber's side --------------------------------------------------------------------------------------------

@@ -36,6 +36,9 @@ class ClientConfig:
     retry_min_s: float = 0.1
     retry_max_s: float = 5.0
     """Bounds of the random pause between two attempts to connect. It grows with each failure."""
+    suspect_s: float = 3.0
+    """A connection on which nothing was received for this long, although something is unacknowledged, is given up. On
+    slow paths it is at least SUSPECT_PROBES times the probe timeout."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
     def __post_init__(self) -> None:
@@ -54,6 +57,8 @@ class ClientConfig:
                 f"retry_min_s is {self.retry_min_s} and retry_max_s {self.retry_max_s}: "
                 "the first must be above 0 and not above the second"
             )
+        if not self.suspect_s > 0:
+            raise ConfigurationError(f"suspect_s is {self.suspect_s}: it must be above 0")
         if self.endpoint.accepts:
             raise ConfigurationError("endpoint.accepts is set: a client accepts no connections, leave it out")
 

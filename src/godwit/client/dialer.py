@@ -71,8 +71,9 @@ class Dialer:
         return bool(self._attempts)
 
     def set_addresses(self, addresses: Sequence[Address]) -> None:
-        """Replace the addresses, from the next round on."""
-        self._addresses = deque(addresses)
+        """Replace the addresses, from the next round on. The same ones keep their order, so that all get their turn."""
+        if set(addresses) != set(self._addresses):
+            self._addresses = deque(addresses)
 
     def begin(self, now: float) -> None:
         """Begin a round at once. Each round begins with another address."""

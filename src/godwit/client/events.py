@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from godwit.transport.events import Address
 from godwit.wire.control import ControlMessage
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Offline(msgspec.Struct, frozen=True):
     code: int
     reason: str
     retry_in_s: float
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """The broker has not answered for a while. Call `handle_unreachable` if the network reports why."""
+
+    address: Address
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -172,7 +179,7 @@ class WorkIdle(msgspec.Struct, frozen=True):
 
 
 ClientEvent: TypeAlias = (
-    Online | Offline | Ended | Confirmed | BufferAvailable | Refused | SubscriptionStarted | Available
+    Online | Offline | Unanswered | Ended | Confirmed | BufferAvailable | Refused | SubscriptionStarted | Available
     | Missed | SubscriptionEnded | Reply
     | JobTaken | JobRefused | JobChanged | VolunteerAccepted | VolunteerRefused | Leased | Revoked | Reported
     | WorkBufferAvailable | WorkIdle

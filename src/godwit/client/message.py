@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from godwit.errors import UsageError
+from godwit.errors import PayloadError, UsageError
 from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
 
 MAX_EPOCHS: Final = 4
 """Epochs in a bookmark, which keep its text short. If the log was restored from a copy older than all of them, nothing
 in it counts as read."""
+
+SHOWN_BYTES: Final = 60
+"""The part of a payload that the text of a message or an error shows."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -28,6 +31,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     topic: str
     payload: bytes
+    """The bytes that were published; see also `text` and `json()`."""
     publisher: str
     """The name of the client that published it."""
     published_us: int
@@ -43,6 +47,31 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """Data that the publisher attached to the message's batch, such as the header of a file's chunk."""
 
     @property
+    def text(self) -> str:
+        """The payload as a text.
+
+        Raises:
+            PayloadError: The payload is not valid UTF-8.
+        """
+        return decode_text(self.payload, f"the payload of a message on {self.topic!r}")
+
+    def json(self) -> Any:
+        """Return the value that the payload has as JSON: a dict, list, str, number, bool or None.
+
+        Raises:
+            PayloadError: The payload is not valid JSON.
+        """
+        return decode_json(self.payload, f"the payload of a message on {self.topic!r}")
+
+    def __repr__(self) -> str:
+        retained = ", retained" if self.retained else ""
+        offset = "" if self.offset is None else f", offset {self.offset}"
+        return (
+            f"<Message on {self.topic!r}: {shorten(self.payload)}, from {self.publisher!r}, QoS {self.qos}"
+            f"{offset}{retained}>"
+        )
+
+    @property
     def published(self) -> datetime:
         """The time of publishing in UTC, to the microsecond."""
         return _datetime(self.published_us)
@@ -51,6 +80,32 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     def received(self) -> datetime:
         """The time of arrival at the broker in UTC, to the microsecond."""
         return _datetime(self.received_us)
+
+
+def decode_text(payload: bytes, what: str) -> str:
+    """Return a payload as a text. `what` names it in the text of a PayloadError."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as error:
+        raise PayloadError(
+            f"{what} is not a text in UTF-8 ({error.reason} at byte {error.start}): use the bytes"
+        ) from None
+
+
+def decode_json(payload: bytes, what: str) -> Any:
+    """Return the value of a payload in JSON. `what` names it in the text of a PayloadError."""
+    try:
+        return msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is empty" if not payload else str(error)
+        raise PayloadError(f"{what} is not JSON ({reason}): {shorten(payload)}") from None
+
+
+def shorten(payload: bytes) -> str:
+    """Return a payload as it is shown to people: the beginning, and the size of a long one."""
+    if len(payload) <= SHOWN_BYTES:
+        return repr(payload)
+    return f"{payload[:SHOWN_BYTES]!r}... ({len(payload)} bytes)"
 
 
 def _datetime(time_us: int) -> datetime:
@@ -81,6 +136,8 @@ class Bookmark(msgspec.Struct, frozen=True):
 
         Raises UsageError for any other text.
         """
+        if not isinstance(text, str):
+            raise UsageError(f"a bookmark of the type {type(text).__name__}: give the text of `subscription.bookmark`")
         match = _BOOKMARK.fullmatch(text)
         if match is None:
             raise UsageError(f"{text[:80]!r} is not a bookmark: give the text of `subscription.bookmark`, unchanged")

@@ -1,7 +1,7 @@
 """The sans-IO client of one broker, over reconnects: the counterpart of the server.
 
     application   publisher, subscribe, unsubscribe, commit, request, submit, watch, volunteer, finish and others
-    input         connect, close, receive (a train), handle_timers
+    input         connect, close, receive (a train), handle_timers, handle_unreachable
     output        events, next_train, next_timer
     getters       state, name, statistics, held_bytes, work_held, max_payload_bytes
 
@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 from godwit.broker.topics import check_filter, check_topic
 from godwit.client.config import ClientConfig
 from godwit.client.dialer import Backoff, Dialer, Random
-from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply
+from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply, Unanswered
 from godwit.client.jobs import JobView
 from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
@@ -35,7 +35,17 @@ from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Statistics
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Event, Received, Train, Writable
+from godwit.transport.events import (
+    Address,
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    ConnectionState,
+    Event,
+    Received,
+    Train,
+    Writable,
+)
 from godwit.wire.control import (
     ControlMessage,
     CursorCommit,
@@ -61,6 +71,10 @@ from godwit.wire.jobs import JobSpec
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
 INSTANCE_BYTES: Final = 16
+UNANSWERED_S: Final = 1.0
+"""After this time without a packet from the broker, a client that waits for one asks the broker and the network."""
+SUSPECT_PROBES: Final = 4
+"""The connection is given up no sooner than after this many probe timeouts."""
 
 
 class ClientProtocol:
@@ -100,6 +114,8 @@ class ClientProtocol:
         self._online_since: float | None = None
         self._was_online = False
         self._violation: tuple[Connection, str] | None = None
+        self._check_at: float | None = None
+        """When to check whether the broker still answers; None while nothing was sent since the last check."""
 
     # -- application calls: publish, subscribe, request ---------------------------------------------------------------
 
@@ -134,8 +150,8 @@ class ClientProtocol:
         if identity is not None:
             _check_name("identity", identity)
         for what, value in (("epoch", epoch), ("sequence", sequence)):
-            if not 0 <= value < 2**63:
-                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise UsageError(f"{what} is {value!r}: give a whole number between 0 and 2**63 - 1")
         known: Qos = 0 if qos == 0 else 1 if qos == 1 else 2
         return self._publishers.publisher(topic, known, identity, epoch, sequence)
 
@@ -153,20 +169,25 @@ class ClientProtocol:
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
+        for pattern in filters:
+            check_filter(pattern)
         unique = tuple(sorted(set(filters)))
         if not 1 <= len(unique) <= MAX_FILTERS:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        for pattern in unique:
-            check_filter(pattern)
         if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
             raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
         for what, value in (("start", start), ("since_us", since_us)):
-            if isinstance(value, int) and not 0 <= value < 2**63:
+            if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
         if start is not None and since_us is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
         if cursor is not None:
             _check_name("cursor", cursor)
+            if self.config.name is None:
+                raise UsageError(
+                    f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
+                    "the client; connect with name='...'"
+                )
         return self._subscriptions.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
 
     def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
@@ -316,7 +337,22 @@ class ClientProtocol:
                 self.state = "connecting"
         if self._login_by is not None and now >= self._login_by:
             self._drop_connection(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
+        if self._check_at is not None and now >= self._check_at:
+            self._check_answered(now)
         self._process_events(now)
+
+    def handle_unreachable(self, address: Address, now: float) -> None:
+        """Handle a report of the network that nothing listens at the address.
+
+        The report may be forged: it only ends a connection on which the broker has not answered for a while.
+        """
+        connection = self._connection
+        if connection is None or connection.peer_address != address:
+            return
+        since = connection.unanswered_since
+        if since is not None and now - since >= UNANSWERED_S:
+            self._give_up(connection, now, "and the network reports that nothing listens there")
+            self._process_events(now)
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -340,12 +376,12 @@ class ClientProtocol:
         endpoint = self._endpoint
         connection = self._connection
         if connection is None or not is_online:
-            return endpoint.next_train(now)
+            return self._checked_later(endpoint.next_train(now), now)
         sending = self._sending
         if not (work.is_used or sending.open_batches or sending.waiting_for_transport or sending.waiting_for_channel):
-            return endpoint.next_train(now) if endpoint.awake else None
+            return self._checked_later(endpoint.next_train(now) if endpoint.awake else None, now)
         if connection.has_unsent:
-            train = endpoint.next_train(now)
+            train = self._checked_later(endpoint.next_train(now), now)
             if train is not None:
                 return train
         # Before acknowledgements and confirms are sent alone: they share a packet with the records of this turn.
@@ -355,7 +391,13 @@ class ClientProtocol:
             work.poll(connection, now)
         if sending.open_batches and not sending.is_filling and not connection.has_unsent:
             self._publishers.cut_open_batches()
-        return endpoint.next_train(now) if endpoint.awake else None
+        return self._checked_later(endpoint.next_train(now) if endpoint.awake else None, now)
+
+    def _checked_later(self, train: Train | None, now: float) -> Train | None:
+        """Return the train. If there is one, look later whether the broker has answered."""
+        if train is not None and self._check_at is None:
+            self._check_at = now + UNANSWERED_S
+        return train
 
     def next_timer(self) -> float | None:
         """Return when to call handle_timers, if nothing else happens before."""
@@ -363,7 +405,7 @@ class ClientProtocol:
         work = self._work
         group_at = work.channel.due_at
         lease_at = work.leases.due_at if work.leases.is_used else None
-        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at):
+        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at):
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
         return next_at
@@ -464,7 +506,7 @@ class ClientProtocol:
         self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
 
     def _detach(self) -> None:
-        self._connection = self._login = self._login_by = self._online_since = None
+        self._connection = self._login = self._login_by = self._online_since = self._check_at = None
         self._requests.detach()
         self._publishers.detach()
         self._subscriptions.detach()
@@ -484,6 +526,35 @@ class ClientProtocol:
     def _drop_connection(self, now: float, code: int, reason: str) -> None:
         if self._connection is not None:
             self._connection.close(now, code, reason)
+
+    def _check_answered(self, now: float) -> None:
+        """Give up a connection on which the broker does not answer. Ask a broker that owes a reply and is idle."""
+        self._check_at = None
+        connection = self._connection
+        if connection is None or connection.state is not ConnectionState.OPEN or self.state != "online":
+            return  # before the welcome the round trip is not known, and the login has a time limit
+        since = connection.unanswered_since
+        if since is None:
+            if self.held_bytes or self.work_held or self._requests.is_waiting:
+                self._check_at = connection.last_received_at + UNANSWERED_S
+                if now >= self._check_at:
+                    connection.ping()
+                    self._check_at = now + UNANSWERED_S
+            return
+        give_up_at = since + max(self.config.suspect_s, SUSPECT_PROBES * connection.probe_timeout_s)
+        if now >= give_up_at:
+            self._give_up(connection, now, "although it was asked")
+        elif now >= since + UNANSWERED_S:
+            self.pending_events.append(Unanswered(connection.peer_address))
+            self._check_at = min(give_up_at, now + UNANSWERED_S)
+        else:
+            self._check_at = since + UNANSWERED_S
+
+    def _give_up(self, connection: Connection, now: float, why: str) -> None:
+        silent_s = now - connection.last_received_at
+        connection.fail(
+            now, Code.TIMEOUT, f"nothing was received from the broker for {silent_s:.1f} s, {why}", "timeout"
+        )
 
     def _note_violation(self, connection: Connection, reason: str) -> None:
         """Remember a protocol violation found by a call without `now`; the next poll closes the connection."""
@@ -581,6 +652,11 @@ def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> s
 
 
 def _check_name(what: str, name: str) -> None:
-    size = len(name.encode(errors="surrogatepass"))
+    if not isinstance(name, str):
+        raise UsageError(f"{what} is {repr(name)[:80]}, of the type {type(name).__name__}: give a text (str)")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} {name[:40]!r} has characters that cannot be written as UTF-8") from None
     if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
         raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {MAX_CLIENT_NAME_BYTES}")

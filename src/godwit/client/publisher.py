@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from godwit.client.batches import Payload, to_bytes
+from godwit.client.batches import EncodedPayload, Payload, to_bytes
 from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Refused
 from godwit.errors import (
     BufferFullError,
@@ -216,7 +216,7 @@ class Publisher:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def send(self, payload: Payload, published_us: int, retain: bool = False) -> int:
+    def send(self, payload: EncodedPayload, published_us: int, retain: bool = False) -> int:
         """Add a message to the open batch.
 
         Args:

@@ -47,7 +47,12 @@ class RequestQueue:
 
         Raises UsageError if its encoding is longer than a control record may be.
         """
-        body = encode_control(message)
+        try:
+            body = encode_control(message)
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"a text of a request has a character that UTF-8 does not have: {error}; remove it"
+            ) from None
         if len(body) > MAX_CONTROL_RECORD_BYTES:
             raise UsageError(f"a request of {len(body)} bytes: it has at most {MAX_CONTROL_RECORD_BYTES}")
         self._pending[number] = body
@@ -58,6 +63,11 @@ class RequestQueue:
         """Send a message on the present connection only; without a connection it is dropped."""
         if self._connection is not None:
             self.unsent.append(encode_control(message))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._pending)
 
     def attach(self, connection: Connection) -> None:
         """Use a new connection. Call `resend` after the messages that must precede the pending requests."""

@@ -5,14 +5,40 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from godwit.errors import AddressError
 from godwit.transport.events import Address
 
 DEFAULT_PORT: Final = 50_000
 """The broker's default port."""
+MAX_BROKERS: Final = 16
+"""Maximum of addresses that a client is given."""
 _SCHEME: Final = "udp://"
+Brokers: TypeAlias = str | Sequence[str]
+"""The address of a broker, several with commas between them, or a list of addresses."""
+
+
+def parse_brokers(brokers: Brokers) -> list[tuple[str, int]]:
+    """Parse one address or several, as `parse_broker` does: `"a:50000,b:50000"` or `["a:50000", "b:50000"]`.
+
+    Returns:
+        Host and port of each, without repeats.
+
+    Raises:
+        AddressError: The list is empty, or one of the addresses is invalid.
+    """
+    texts = brokers.split(",") if isinstance(brokers, str) else brokers
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise AddressError(
+            f"the broker is {repr(brokers)[:80]}, of the type {type(brokers).__name__}: give a text such as "
+            f"'localhost:{DEFAULT_PORT}', or a list of such texts"
+        )
+    found = list(dict.fromkeys(parse_broker(text) for text in texts if text.strip() or len(texts) == 1))
+    if not 1 <= len(found) <= MAX_BROKERS:
+        raise AddressError(f"{len(found)} addresses of brokers: give 1 to {MAX_BROKERS}")
+    return found
 
 
 def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
@@ -54,6 +80,15 @@ def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, i
 def is_loopback(address: Address) -> bool:
     """Return whether only this machine can reach the address."""
     return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+
+
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is an IP address, and not a name that must be resolved."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _is_ipv6(host: str) -> bool:

@@ -17,22 +17,27 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from godwit.client.batches import Payload
+from godwit.client.config import SEND_BUFFER_BYTES
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
+from godwit.limits import SESSION_EXPIRY_S
+from godwit.net.address import Brokers
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, Connecting
 from godwit.net.client import connect as connect_async
 from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
-from godwit.net.job_options import JobLike, JobOptions
+from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
-from godwit.net.loop import LoopThread, disown_in_children
+from godwit.net.loop import LoopThread, check_timeout, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.runtime import OnState
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
+from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, TopicInfo
+from godwit.wire.control import ClientInfo, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
@@ -40,17 +45,38 @@ _EXIT_TIMEOUT_S: Final = 1.0
 _open_clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
 
 
-def connect(broker: str = "localhost", *, timeout_s: float | None = None, **options: Any) -> BlockingClient:
+def connect(
+    broker: Brokers = "localhost",
+    *,
+    name: str | None = None,
+    secret: bytes | str = b"",
+    will: Will | None = None,
+    timeout_s: float | None = None,
+    session_expiry_s: int = SESSION_EXPIRY_S,
+    fresh: bool = False,
+    send_buffer_bytes: int = SEND_BUFFER_BYTES,
+    on_state: OnState | None = None,
+    endpoint: EndpointConfig | None = None,
+) -> BlockingClient:
     """Connect to a broker, and return the client once the broker has accepted the login.
 
         with godwit.sync.connect("localhost", name="sensor-1") as client:
             client.publish("home/room1/temperature", b"21.5")
 
     Args:
-        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`. The default port is 50000.
-        timeout_s: How long to wait for the broker; None waits forever.
-        options: The other options of `godwit.connect`: name, secret, will, session_expiry_s, fresh, send_buffer_bytes,
-            on_state, endpoint.
+        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`; the default port is 50000. Several with commas
+            between them, or in a list: the client uses one that answers, and another one when that is lost.
+        name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
+            nothing outlives the connection.
+        secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
+        will: A message that the broker publishes if the client is lost without closing.
+        timeout_s: How long to wait for the broker; None waits forever, so that a client may start before its broker.
+        session_expiry_s: How long the broker keeps the session (subscriptions and positions) after the client left.
+        fresh: Discard a session that the broker still has under this name.
+        send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
+        on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed; in another
+            thread, and not to be used for calls of the client.
+        endpoint: Settings of the transport.
 
     Raises:
         AddressError: The broker's address is invalid, or its host name cannot be resolved.
@@ -58,7 +84,19 @@ def connect(broker: str = "localhost", *, timeout_s: float | None = None, **opti
         BrokerUnreachableError: No broker answered, or none accepted the login, within `timeout_s`.
         BrokerError: The broker refused the login, for example AccessError or NameInUseError.
     """
-    return BlockingClient(connect_async(broker, timeout_s=timeout_s, **options))
+    connecting = connect_async(
+        broker,
+        name=name,
+        secret=secret,
+        will=will,
+        timeout_s=timeout_s,
+        session_expiry_s=session_expiry_s,
+        fresh=fresh,
+        send_buffer_bytes=send_buffer_bytes,
+        on_state=on_state,
+        endpoint=endpoint,
+    )
+    return BlockingClient(connecting)
 
 
 class BlockingClient:
@@ -82,9 +120,12 @@ class BlockingClient:
         self._abandon.atexit = False
         disown_in_children(self)
 
-    def on_forked(self) -> None:
+    def _on_forked(self) -> None:
         _open_clients.discard(self)
         self._abandon.detach()
+
+    def __repr__(self) -> str:
+        return f"<BlockingClient{repr(self._client).removeprefix('<AsyncClient')}"
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -128,19 +169,42 @@ class BlockingClient:
         return self._client.state
 
     @property
+    def last_reason(self) -> str:
+        """Why the connection was lost, or could not be made, the last time."""
+        return self._client.last_reason
+
+    @property
     def statistics(self) -> Statistics:
         """Packets, losses, round trip time and rate of the present connection."""
         return self._client.statistics
 
     # -- publishing and subscribing -----------------------------------------------------------------------------------
 
-    def publish(self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False) -> int | None:
-        """Publish one message, and wait until it is confirmed. See AsyncClient.publish.
+    def publish(
+        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+    ) -> int | None:
+        """Publish one message, and wait until it is confirmed.
+
+        Args:
+            topic: Where to publish, for example "home/room1/temperature".
+            payload: bytes, or a str that is sent as UTF-8. A dict, list, int, float, bool or None is sent as JSON.
+            qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
+            retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
+                removes the retained message.
+            timeout_s: How long to wait for the confirmation; None waits for ever. The message stays in the client's
+                buffer after a timeout, and is sent when the broker answers again.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
+
+        Raises:
+            TopicError: The topic is invalid, or does not exist and is not created by publishing.
+            AccessError: This client may not publish there.
+            BrokerError: The broker refused the message for another reason.
+            UsageError: The payload or the QoS is invalid.
+            ReplyTimeoutError: The message was not confirmed within `timeout_s`.
         """
-        return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain))
+        return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s))
 
     def publisher(
         self,
@@ -182,31 +246,39 @@ class BlockingClient:
             keep: See AsyncClient.subscribe.
             timeout_s: The iteration ends when no message has arrived for this many seconds. By default it never ends.
         """
+        check_timeout(timeout_s)
         inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
         return BlockingSubscription(self._thread, inner, timeout_s)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
+        self,
+        kind: str,
+        payload: Payload = b"",
+        *,
+        key: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[JobOptions],
     ) -> BlockingJob:
         """Submit a job to the workers that volunteer for its kind, and wait until the broker has stored it.
 
         The arguments and errors are those of AsyncClient.submit.
         """
-        return BlockingJob(self._thread, self._thread.call(self._client.submit(kind, payload, key=key, **options)))
+        submitted = self._client.submit(kind, payload, key=key, timeout_s=timeout_s, **options)
+        return BlockingJob(self._thread, self._thread.call(submitted))
 
-    def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[BlockingJob]:
+    def submit_many(
+        self, jobs: Iterable[JobLike], *, timeout_s: float | None = None, **options: Unpack[JobOptions]
+    ) -> list[BlockingJob]:
         """Submit many jobs with the same options, and wait until all are answered. See AsyncClient.submit_many."""
-        submissions = list(jobs)  # in this thread: a generator of jobs may be slow
-        return [
-            BlockingJob(self._thread, job)
-            for job in self._thread.call(self._client.submit_many(submissions, **options))
-        ]
+        submissions = listed_jobs(jobs)  # in this thread: a generator of jobs may be slow
+        submitted = self._client.submit_many(submissions, timeout_s=timeout_s, **options)
+        return [BlockingJob(self._thread, job) for job in self._thread.call(submitted)]
 
-    def job(self, number: int) -> BlockingJob:
+    def job(self, number: int, *, timeout_s: float | None = None) -> BlockingJob:
         """Return a job that was submitted before, also by another program or an earlier run. See AsyncClient.job."""
-        return BlockingJob(self._thread, self._thread.call(self._client.job(number)))
+        return BlockingJob(self._thread, self._thread.call(self._client.job(number, timeout_s=timeout_s)))
 
     def jobs(
         self,
@@ -215,39 +287,42 @@ class BlockingClient:
         controller: str | None = None,
         states: Sequence[JobState] | None = None,
         limit: int | None = None,
+        timeout_s: float | None = None,
     ) -> list[JobInfo]:
         """Return the jobs that this client may see, the newest first. See AsyncClient.jobs."""
-        return self._thread.call(self._client.jobs(kind=kind, controller=controller, states=states, limit=limit))
+        return self._thread.call(
+            self._client.jobs(kind=kind, controller=controller, states=states, limit=limit, timeout_s=timeout_s)
+        )
 
-    def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+    def job_info(self, number: int, *, timeout_s: float | None = None) -> tuple[JobInfo, list[TaskInfo]]:
         """Return the present state of a job and its tasks. See AsyncClient.job_info."""
-        return self._thread.call(self._client.job_info(number))
+        return self._thread.call(self._client.job_info(number, timeout_s=timeout_s))
 
-    def cancel_job(self, number: int, reason: str = "") -> None:
+    def cancel_job(self, number: int, reason: str = "", *, timeout_s: float | None = None) -> None:
         """Cancel a job and wait until the broker has stored that. See AsyncClient.cancel_job."""
-        self._thread.call(self._client.cancel_job(number, reason))
+        self._thread.call(self._client.cancel_job(number, reason, timeout_s=timeout_s))
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
-    def topics(self, filter: str | None = None) -> list[TopicInfo]:
+    def topics(self, filter: str | None = None, *, timeout_s: float | None = None) -> list[TopicInfo]:
         """Return the existing topics in the order of their names, or those of them that match a filter."""
-        return self._thread.call(self._client.topics(filter))
+        return self._thread.call(self._client.topics(filter, timeout_s=timeout_s))
 
-    def create_topic(self, topic: str) -> None:
+    def create_topic(self, topic: str, *, timeout_s: float | None = None) -> None:
         """Create a topic. Needed where the topic's policy is `explicit`. See AsyncClient.create_topic."""
-        self._thread.call(self._client.create_topic(topic))
+        self._thread.call(self._client.create_topic(topic, timeout_s=timeout_s))
 
-    def clients(self) -> list[ClientInfo]:
+    def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session."""
-        return self._thread.call(self._client.clients())
+        return self._thread.call(self._client.clients(timeout_s=timeout_s))
 
-    def kick(self, client: str, *filters: str, reason: str = "") -> None:
+    def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
         """Remove another client, or one of its subscriptions. See AsyncClient.kick."""
-        self._thread.call(self._client.kick(client, *filters, reason=reason))
+        self._thread.call(self._client.kick(client, *filters, reason=reason, timeout_s=timeout_s))
 
-    def ping(self) -> float:
+    def ping(self, *, timeout_s: float | None = None) -> float:
         """Send a request to the broker, and return the seconds until its reply."""
-        return self._thread.call(self._client.ping())
+        return self._thread.call(self._client.ping(timeout_s=timeout_s))
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -281,6 +356,7 @@ class BlockingClient:
         With a `timeout_s` the iteration ends when no file was completed for this many seconds. The other arguments are
         those of AsyncClient.receive_files.
         """
+        check_timeout(timeout_s)
         inner = self._client.receive_files(
             *filters,
             folder=folder,

@@ -14,26 +14,27 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
-from godwit.broker.topics import check_kind, check_topic
+from godwit.broker.topics import check_filter, check_kind, check_topic
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
-from godwit.net.address import parse_broker, resolve_all
+from godwit.net.address import Brokers, parse_brokers
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
-from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, job_spec
+from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
+from godwit.net.loop import check_timeout, within
 from godwit.net.publisher import AsyncPublisher
-from godwit.net.runtime import ClientRuntime, OnState
+from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
@@ -56,10 +57,15 @@ from godwit.wire.jobs import JobDetails, JobInfo, JobList, JobState, ListJobs, S
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
+_NOT_STORED: Final = (
+    "the broker has not stored the job",
+    "it may do so later; submit it again with the same key, which never makes a second job",
+)
+T = TypeVar("T")
 
 
 def connect(
-    broker: str = "localhost",
+    broker: Brokers = "localhost",
     *,
     name: str | None = None,
     secret: bytes | str = b"",
@@ -77,7 +83,8 @@ def connect(
             await client.publish("home/room1/temperature", b"21.5")
 
     Args:
-        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`. The default port is 50000.
+        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`; the default port is 50000. Several with commas
+            between them, or in a list: the client uses one that answers, and another one when that is lost.
         name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
             nothing outlives the connection.
         secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
@@ -98,30 +105,33 @@ def connect(
         BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
         BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
     """
+    _check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
     config = ClientConfig(
         name=name,
-        secret=secret.encode() if isinstance(secret, str) else secret,
+        secret=to_bytes(secret, "a secret"),
         session_expiry_s=session_expiry_s,
-        fresh=fresh,
+        fresh=bool(fresh),
         will=_checked_will(will),
         send_buffer_bytes=send_buffer_bytes,
         endpoint=endpoint or EndpointConfig(),
     )
-    host, port = parse_broker(broker)
-    return Connecting(host, port, config, timeout_s, on_state)
+    return Connecting(BrokerResolver(parse_brokers(broker)), config, timeout_s, on_state)
 
 
 class Connecting:
     """A client that is not connected yet: use it with `async with`, or await it. Made by `connect`."""
 
     def __init__(
-        self, host: str, port: int, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
+        self, resolver: BrokerResolver, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
     ) -> None:
-        self._address = host, port
+        self._resolver = resolver
         self._config = config
         self._timeout_s = timeout_s
         self._on_state = on_state
         self._client: AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connecting to {self._resolver}: use it with `async with`, or await it>"
 
     @property
     def is_answered(self) -> bool:
@@ -144,12 +154,11 @@ class Connecting:
         client: AsyncClient | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                host, port = self._address
-                addresses = await asyncio.get_running_loop().run_in_executor(None, resolve_all, host, port)
+                addresses = await self._resolver.resolve()
                 self._client = client = AsyncClient(
-                    self._config, addresses, on_state=self._on_state, broker=f"{host} port {port}"
+                    self._config, addresses, on_state=self._on_state, resolver=self._resolver
                 )
-                await client.runtime.wait_until_online()
+                await client._runtime.wait_until_online()
                 return client
         except BaseException as error:
             is_answered, reason = False, ""
@@ -161,14 +170,13 @@ class Connecting:
             raise
 
     def _unreachable(self, is_answered: bool, reason: str) -> BrokerUnreachableError:
-        host, port = self._address
         if is_answered:
             return BrokerUnreachableError(
-                f"the broker at {host} port {port} answers, but has not let this client in within "
+                f"the broker at {self._resolver} answers, but has not let this client in within "
                 f"{self._timeout_s:g} s: another connection may still hold its name; try again, or wait for longer"
             )
         return BrokerUnreachableError(
-            f"no broker answered at {host} port {port} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
+            f"no broker answered at {self._resolver} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
             "is it running there, and does the way to it let UDP pass?"
         )
 
@@ -187,12 +195,15 @@ class AsyncClient:
         addresses: Sequence[Address],
         *,
         on_state: OnState | None = None,
-        broker: str = "",
+        resolver: BrokerResolver | None = None,
     ) -> None:
         """Begin to connect to one of the addresses. Programs call `connect` instead."""
-        self.runtime = ClientRuntime(config, addresses, on_state=on_state, broker=broker)
-        """The client in its event loop. Internal: workers and file transfers use it."""
-        self._request = self.runtime.request
+        self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver)
+        """The client in its event loop. Workers and file transfers use it too."""
+        self._request = self._runtime.request
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self.name!r} of the broker at {self._runtime.broker}, {self.state}>"
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -203,7 +214,7 @@ class AsyncClient:
         Call `await publisher.flush()` in the block to be sure that all are confirmed. After a cancellation it does not
         wait.
         """
-        if kind is not None and self.runtime.is_inherited:
+        if kind is not None and self._runtime.is_inherited:
             return  # the exception that is being raised is more useful than a ForkedError
         is_hurried = kind is not None and not issubclass(kind, Exception)
         await self.close(timeout_s=0.0 if is_hurried else FLUSH_TIMEOUT_S)
@@ -217,54 +228,58 @@ class AsyncClient:
         Returns:
             Whether everything was confirmed.
         """
-        return await self.runtime.close(timeout_s)
+        return await self._runtime.close(timeout_s)
 
     def abort(self) -> None:
         """Close at once, without waiting for anything."""
-        self.runtime.abort()
+        self._runtime.abort()
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         """The client's name; the broker assigns one to a client without."""
-        return self.runtime.core.name
+        return self._runtime.core.name
 
     @property
     def state(self) -> ClientState:
         """connecting, online, offline (between two attempts) or closed."""
-        return self.runtime.state
+        return self._runtime.state
 
     @property
     def statistics(self) -> Statistics:
         """Packets, losses, round trip time and rate of the present connection."""
-        return self.runtime.core.statistics
+        return self._runtime.core.statistics
 
     @property
     def is_answered(self) -> bool:
         """Whether a broker answers at the address, even if it has not accepted the login yet."""
-        return self.runtime.is_answered
+        return self._runtime.is_answered
 
     @property
     def last_reason(self) -> str:
         """Why the connection was lost, or could not be made, the last time."""
-        return self.runtime.last_reason
+        return self._runtime.last_reason
 
     def require_open(self) -> None:
         """Raise the error with which the client ended, if it has ended."""
-        self.runtime.require_open()
+        self._runtime.require_open()
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False) -> int | None:
+    async def publish(
+        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+    ) -> int | None:
         """Publish one message, and wait until it is confirmed.
 
         Args:
             topic: Where to publish, for example "home/room1/temperature".
-            payload: bytes, or a str that is sent as UTF-8.
+            payload: bytes, or a str that is sent as UTF-8. A dict, list, int, float, bool or None is sent as JSON.
             qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
             retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
                 removes the retained message.
+            timeout_s: How long to wait for the confirmation; None waits for ever. The message stays in the client's
+                buffer after a timeout, and is sent when the broker answers again.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -274,8 +289,16 @@ class AsyncClient:
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
             UsageError: The payload or the QoS is invalid.
+            ReplyTimeoutError: The message was not confirmed within `timeout_s`.
         """
-        return await self.runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
+        if timeout_s is None:
+            return await self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
+        return await within(
+            self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain),
+            timeout_s,
+            f"the message for {topic!r} was not confirmed",
+            "it is still in the client's buffer, and is sent when the broker answers",
+        )
 
     def publisher(
         self,
@@ -302,13 +325,13 @@ class AsyncClient:
         Raises:
             UsageError: An argument is invalid, or an identity has no epoch.
         """
-        self.runtime.require_open()
+        self._runtime.require_open()
         if identity is not None and epoch is None:
             raise UsageError(
                 f"the identity {identity!r} without an epoch: a later run would be taken for repeats of this one; "
                 "give epoch=, higher in each run, or the same and the sequence to go on with"
             )
-        return self.runtime.publishers.publisher(
+        return self._runtime.publishers.publisher(
             topic, qos=qos, identity=identity, epoch=epoch or 0, sequence=sequence, retain=retain
         )
 
@@ -341,24 +364,33 @@ class AsyncClient:
         Raises:
             UsageError: The client has ended. Errors of the broker are raised when the block is entered.
         """
-        self.runtime.require_open()
+        self._runtime.require_open()
         return AsyncSubscription(
-            self.runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
+            self._runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
         )
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     async def submit(
-        self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
+        self,
+        kind: str,
+        payload: Payload = b"",
+        *,
+        key: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[JobOptions],
     ) -> AsyncJob:
         """Submit a job to the workers that volunteer for its kind, and wait until the broker has stored it.
 
         Args:
             kind: The kind of work, for example "resize".
-            payload: The input of the job: bytes, or a str that is sent as UTF-8.
+            payload: The input of the job: bytes, or a str that is sent as UTF-8. A dict, list, int, float, bool or None
+                is sent as JSON.
             key: Makes a repeated submission harmless, also in a later run of a client with the same name: the broker
                 returns the job that it has under this key already.
-            options: Number of workers, priority, times and retries; see godwit.net.job_options.JobOptions.
+            timeout_s: How long to wait for the broker; None waits for ever. The job may be stored after a timeout
+                nevertheless: submit it again with the same key.
+            options: Number of workers, priority, times and retries; see `JobOptions`.
 
         Returns:
             The job. `job.agreed` is the number of workers that do it; `await job.results()` waits for its end.
@@ -366,15 +398,21 @@ class AsyncClient:
         Raises:
             UsageError: An argument is invalid.
             BrokerError: The broker refused the job, for example AccessError.
+            ReplyTimeoutError: The broker has not stored the job within `timeout_s`.
         """
-        self.runtime.require_open()
-        return await self.runtime.jobs.submit(job_spec(kind, key, **options), payload)
+        self._runtime.require_open()
+        return await within(
+            self._runtime.jobs.submit(checked_spec(kind, key, options), payload), timeout_s, *_NOT_STORED
+        )
 
-    async def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[AsyncJob]:
+    async def submit_many(
+        self, jobs: Iterable[JobLike], *, timeout_s: float | None = None, **options: Unpack[JobOptions]
+    ) -> list[AsyncJob]:
         """Submit many jobs with the same options, and wait until all are answered. Much faster than one by one.
 
         Args:
             jobs: (kind, payload) or (kind, payload, key) of each. With keys the whole call may be repeated.
+            timeout_s: How long to wait for all answers, see `submit`.
             options: See `submit`.
 
         Returns:
@@ -382,20 +420,38 @@ class AsyncClient:
 
         Raises:
             UsageError: A job or an option is invalid; then none was submitted.
+            ReplyTimeoutError: Some jobs were not answered within `timeout_s`.
         """
-        self.runtime.require_open()
-        return await self.runtime.jobs.submit_many(jobs, job_spec(**options))
+        self._runtime.require_open()
+        return await within(
+            self._runtime.jobs.submit_many(jobs, checked_spec("", None, options)), timeout_s, *_NOT_STORED
+        )
 
-    async def job(self, number: int) -> AsyncJob:
+    async def job(self, number: int, *, timeout_s: float | None = None) -> AsyncJob:
         """Return a job that was submitted before, also by another program or an earlier run, and follow it.
+
+        Args:
+            number: The number of the job.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             JobError: The broker does not know the job (any more), or this client may not see it.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        return await self._answered(self._find_job(number), timeout_s)
+
+    async def _find_job(self, number: int) -> AsyncJob:
         info = (await self._job_page(number, 0)).job
-        job = await self.runtime.jobs.watch(number)
-        job.describe(info)
+        job = await self._runtime.jobs.watch(number)
+        job._describe(info)
         return job
+
+    async def _answered(self, request: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+        """Return the reply to a request, which is not repeated after a timeout."""
+        where = self._runtime.broker
+        return await within(
+            request, timeout_s, f"the broker at {where} did not answer", "try again, or give it more time"
+        )
 
     async def jobs(
         self,
@@ -404,6 +460,7 @@ class AsyncClient:
         controller: str | None = None,
         states: Sequence[JobState] | None = None,
         limit: int | None = None,
+        timeout_s: float | None = None,
     ) -> list[JobInfo]:
         """Return the jobs that this client may see, the newest first.
 
@@ -412,17 +469,23 @@ class AsyncClient:
             controller: Only jobs that the client with this name submitted.
             states: Only jobs in one of these states.
             limit: The maximum number of jobs.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             UsageError: An argument is invalid.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
         if kind is not None:
             check_kind(kind)
-        if controller is not None and not isinstance(controller, str):
-            raise UsageError(f"controller is of the type {type(controller).__name__}: give a name")
+        if controller is not None:
+            check_text("controller", controller)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise UsageError(f"limit is {limit!r}: give how many jobs, 1 or more, or None for all")
-        chosen = check_states(states)
+        return await self._answered(self._list_jobs(kind, controller, check_states(states), limit), timeout_s)
+
+    async def _list_jobs(
+        self, kind: str | None, controller: str | None, chosen: list[JobState] | None, limit: int | None
+    ) -> list[JobInfo]:
         found: list[JobInfo] = []
         before: int | None = None
         while True:
@@ -433,12 +496,20 @@ class AsyncClient:
                 return found[:limit]
             before = page.before
 
-    async def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+    async def job_info(self, number: int, *, timeout_s: float | None = None) -> tuple[JobInfo, list[TaskInfo]]:
         """Return the present state of a job and its tasks.
+
+        Args:
+            number: The number of the job.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             JobError: The broker does not know the job (any more), or this client may not see it.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        return await self._answered(self._show_job(number), timeout_s)
+
+    async def _show_job(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
         tasks: list[TaskInfo] = []
         while True:
             page = await self._job_page(number, len(tasks))
@@ -446,17 +517,19 @@ class AsyncClient:
             if not page.more or not page.tasks:
                 return page.job, tasks
 
-    async def cancel_job(self, number: int, reason: str = "") -> None:
+    async def cancel_job(self, number: int, reason: str = "", *, timeout_s: float | None = None) -> None:
         """Cancel a job and wait until the broker has stored that. Running tasks are revoked.
 
         Args:
             number: The number of the job.
             reason: Shown to the workers and to clients that watch the job.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             JobError: The broker does not know the job (any more), or this client may not see it.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        await self.runtime.jobs.cancel(number, reason)
+        await self._answered(self._runtime.jobs.cancel(number, reason), timeout_s)
 
     async def _job_page(self, number: int, first_task: int) -> JobDetails:
         check_number(number)
@@ -464,13 +537,23 @@ class AsyncClient:
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
-    async def topics(self, filter: str | None = None) -> list[TopicInfo]:
+    async def topics(self, filter: str | None = None, *, timeout_s: float | None = None) -> list[TopicInfo]:
         """Return the existing topics in the order of their names, or those of them that match a filter.
+
+        Args:
+            filter: Only topics that match it.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             BadFilterError: The filter is invalid.
             AccessError: This client may not list topics.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        if filter is not None:
+            check_filter(filter)
+        return await self._answered(self._list_topics(filter), timeout_s)
+
+    async def _list_topics(self, filter: str | None) -> list[TopicInfo]:
         found: list[TopicInfo] = []
         after: str | None = None
         while True:
@@ -480,21 +563,34 @@ class AsyncClient:
                 return found
             after = page.after
 
-    async def create_topic(self, topic: str) -> None:
+    async def create_topic(self, topic: str, *, timeout_s: float | None = None) -> None:
         """Create a topic. Needed where the topic's policy is `explicit`.
+
+        Args:
+            topic: The name of the topic.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             TopicError: The name is invalid, or the topic exists already.
             AccessError: This client may not create it.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        await self._request(lambda n: Create(request=n, topic=topic), Done)
+        check_topic(topic)
+        await self._answered(self._request(lambda n: Create(request=n, topic=topic), Done), timeout_s)
 
-    async def clients(self) -> list[ClientInfo]:
+    async def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             AccessError: This client may not list clients.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        return await self._answered(self._list_clients(), timeout_s)
+
+    async def _list_clients(self) -> list[ClientInfo]:
         found: list[ClientInfo] = []
         while True:
             after = found[-1].name if found else None
@@ -503,26 +599,41 @@ class AsyncClient:
             if not page.more or not page.clients:
                 return found
 
-    async def kick(self, client: str, *filters: str, reason: str = "") -> None:
+    async def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
         """Remove another client, or one of its subscriptions.
 
         Args:
             client: The name of the client.
             filters: Remove only the subscription to exactly these filters.
             reason: Sent to that client.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             BrokerError: The client or the subscription does not exist.
             AccessError: This client may not remove others.
+            UsageError: An argument is not a text.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        await self._request(
+        check_text("the client", client)
+        check_text("the reason", reason)
+        for pattern in filters:
+            check_filter(pattern)
+        request = self._request(
             lambda n: Kick(request=n, client=client, filters=list(filters) or None, reason=reason), Done
         )
+        await self._answered(request, timeout_s)
 
-    async def ping(self) -> float:
-        """Send a request to the broker, and return the seconds until its reply."""
+    async def ping(self, *, timeout_s: float | None = None) -> float:
+        """Send a request to the broker, and return the seconds until its reply.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
         began = time.monotonic()
-        await self._request(lambda n: Ping(request=n), Pong)
+        await self._answered(self._request(lambda n: Ping(request=n), Pong), timeout_s)
         return time.monotonic() - began
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -551,7 +662,14 @@ class AsyncClient:
             FileTransferError: The file is not readable, or was changed while it was sent.
             BrokerError: The broker refused it.
         """
-        return await send_file(self.runtime, topic, path, name=name, progress=progress, hashing=hashing)
+        check_topic(topic)
+        if name is not None:
+            check_text("name", name)
+        check_callback("progress", progress)
+        check_callback("hashing", hashing)
+        return await send_file(
+            self._runtime, topic, check_path("path", path), name=name, progress=progress, hashing=hashing
+        )
 
     def receive_files(
         self,
@@ -581,10 +699,15 @@ class AsyncClient:
         Raises:
             FileTransferError: While iterating: the folder cannot be written, or `max_total_bytes` is reached.
         """
+        check_callback("progress", progress)
+        check_callback("on_problem", on_problem)
+        for what, limit in (("max_file_bytes", max_file_bytes), ("max_total_bytes", max_total_bytes)):
+            if limit is not None and (type(limit) is not int or limit < 0):
+                raise UsageError(f"{what} is {limit!r}: give a number of bytes, or None for no limit")
         subscription = self.subscribe(*filters, start=start, since=since, keep=keep)
         return FileReceiver(
             subscription,
-            folder,
+            check_path("folder", folder),
             progress=progress,
             on_problem=on_problem,
             max_file_bytes=max_file_bytes,
@@ -606,10 +729,59 @@ def _jobs(
     return ListJobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
 
 
+def check_text(what: str, value: str) -> None:
+    """Raise UsageError if an argument is not a text."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
+
+
+def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the path of a file or a folder. Raise UsageError if it is of another type, or not a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a path")
+    try:
+        if b"\0" not in os.fsencode(value):
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"{what} is {repr(value)[:80]}: it has a character that a path does not have")
+
+
+def check_callback(what: str, value: Callable[..., object] | None) -> None:
+    """Raise UsageError if an argument is neither a function nor None."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a function")
+
+
+def _check_options(
+    name: str | None,
+    secret: bytes | str,
+    timeout_s: float | None,
+    session_expiry_s: int,
+    send_buffer_bytes: int,
+    on_state: OnState | None,
+    endpoint: EndpointConfig | None,
+) -> None:
+    """Raise UsageError for an option of the wrong type; ClientConfig checks the values."""
+    if name is not None:
+        check_text("name", name)
+    if not isinstance(secret, bytes | bytearray | str):
+        raise UsageError(f"secret is of the type {type(secret).__name__}: give bytes or a text")
+    check_timeout(timeout_s)
+    for what, value in (("session_expiry_s", session_expiry_s), ("send_buffer_bytes", send_buffer_bytes)):
+        if type(value) is not int:
+            raise UsageError(f"{what} is {value!r}, of the type {type(value).__name__}: give a whole number")
+    check_callback("on_state", on_state)
+    if endpoint is not None and not isinstance(endpoint, EndpointConfig):
+        raise UsageError(f"endpoint is of the type {type(endpoint).__name__}: give a godwit.EndpointConfig")
+
+
 def _checked_will(will: Will | None) -> Will | None:
     """Check the will here: the broker would only report that the login is malformed."""
     if will is None:
         return None
+    if not isinstance(will, Will):
+        raise UsageError(f"will is of the type {type(will).__name__}: give a godwit.Will(topic=..., payload=...)")
     check_topic(will.topic)
     payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
     if len(payload) > MAX_WILL_BYTES:

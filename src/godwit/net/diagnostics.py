@@ -1,8 +1,10 @@
 """Logging of the library, and the reports of clients that cannot reach their broker.
 
-All modules log to `logging.getLogger("godwit....")`. Nothing is printed by default. A program sees the records when it
-configures `logging`, or when the environment variable GODWIT_LOG is debug, info, warning or error: then they are
-written to standard error. GODWIT_LOG is read when `godwit.net` is imported, in programs and in the command line alike.
+All modules log to `logging.getLogger("godwit....")`. In a program that does not configure `logging`, Python writes
+warnings to standard error, such as those of a client without a broker, and nothing else. A program sees all records
+when it configures `logging`, or when the environment variable GODWIT_LOG is debug, info, warning or error: then they
+are written to standard error. GODWIT_LOG is read when `godwit.net` is imported, in programs and in the command line
+alike. Commands print their own notices instead of the warnings.
 """
 
 from __future__ import annotations
@@ -34,21 +36,19 @@ REPEAT_S: Final = 10.0
 _logger = logging.getLogger("godwit.net.connection")
 
 
-def configure_logging(environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """Attach a handler to the logger "godwit": to standard error if GODWIT_LOG is set, else one that drops all.
+def configure_logging(environment: Mapping[str, str] = os.environ) -> logging.Handler | None:
+    """Attach a handler to the logger "godwit" that writes to standard error, if GODWIT_LOG is set.
 
     Args:
         environment: Where to look for GODWIT_LOG. An unknown level counts as debug, with a warning.
 
     Returns:
-        The handler that was added.
+        The handler that was added, or None.
     """
     root = logging.getLogger("godwit")
     level = environment.get(VARIABLE, "").strip().lower()
     if not level:
-        handler: logging.Handler = logging.NullHandler()
-        root.addHandler(handler)
-        return handler
+        return None
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     root.addHandler(handler)

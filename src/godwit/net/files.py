@@ -220,8 +220,11 @@ class FileReceiver:
         self._inbox: FileInbox | None = None
         self._pending: asyncio.Future[ChunkOutcome] | None = None
         """The write of a chunk. Stored here, so that a cancellation does not lose its outcome."""
-        self.rest: Iterator[ReceivedFile] = iter(())
-        """A complete file that was not returned yet. `fetch` brings the next one."""
+        self._rest: Iterator[ReceivedFile] = iter(())
+        """A complete file that was not returned yet. `_fetch_more` brings the next one."""
+
+    def __repr__(self) -> str:
+        return f"<FileReceiver into {str(self.folder)!r} from {', '.join(map(repr, self._subscription.filters))}>"
 
     async def __aenter__(self) -> FileReceiver:
         self._inbox = await _in_thread(self._make_inbox)
@@ -231,9 +234,9 @@ class FileReceiver:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and (self._pending is not None or length_hint(self.rest)):
+        if kind is None and (self._pending is not None or length_hint(self._rest)):
             # A cancelled wait was for a file that was not returned, so the last message is not handled.
-            await self._subscription.close(self._subscription.handled_below)
+            await self._subscription.close(self._subscription._handled_below)
         await self._subscription.__aexit__(kind, error, traceback)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedFile]:
@@ -247,13 +250,13 @@ class FileReceiver:
     async def __anext__(self) -> ReceivedFile:
         """Wait for the next complete file."""
         while True:
-            for file in self.rest:
+            for file in self._rest:
                 return file
-            await self.fetch()
+            await self._fetch_more()
 
-    async def fetch(self) -> None:
-        """Wait until `rest` has a file. Return at once if it has one. A cancellation loses nothing."""
-        while not length_hint(self.rest):
+    async def _fetch_more(self) -> None:
+        """Wait until `_rest` has a file. Return at once if it has one. A cancellation loses nothing."""
+        while not length_hint(self._rest):
             if self._pending is None:
                 message = await self._subscription.__anext__()
                 self._pending = self._begin(message)
@@ -265,7 +268,7 @@ class FileReceiver:
                     raise
                 self._pending = None
                 if isinstance(outcome, ReceivedFile):
-                    self.rest = iter([outcome])
+                    self._rest = iter([outcome])
                     self._report_progress(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
                 elif isinstance(outcome, PartialFile):
                     self._report_progress(outcome.name, outcome.done_bytes, outcome.size_bytes)
@@ -299,6 +302,9 @@ class BlockingFiles(BlockingIterator[ReceivedFile]):
     """An iterator over received files (`ReceivedFile`). Made by `BlockingClient.receive_files`."""
 
     _inner: FileReceiver
+
+    def __repr__(self) -> str:
+        return f"<BlockingFiles{repr(self._inner).removeprefix('<FileReceiver')}"
 
     @property
     def problems(self) -> int:

@@ -77,6 +77,16 @@ def job_spec(
     )
 
 
+def checked_spec(kind: str, key: str | None, options: JobOptions) -> JobSpec:
+    """Return the job of `submit`. Raise UsageError also for an option that does not exist."""
+    unknown = [name for name in options if name not in JobOptions.__annotations__]
+    if unknown:
+        raise UsageError(
+            f"submit has no option {unknown[0]!r}: choose from key, timeout_s, {', '.join(JobOptions.__annotations__)}"
+        )
+    return job_spec(kind, key, **options)
+
+
 def _number_of(workers: object) -> int:
     if workers == "all":
         return 0
@@ -119,8 +129,8 @@ def check_states(states: Iterable[str] | None) -> list[JobState] | None:
     """Return the states as a list, or None for all. Raise UsageError for an unknown state."""
     if states is None:
         return None
-    if isinstance(states, str):
-        raise UsageError(f"states is the text {states!r}: give a list of states")
+    if isinstance(states, str) or not isinstance(states, list | tuple | set | frozenset):
+        raise UsageError(f"states is {repr(states)[:80]}: give a list of states")
     found: list[JobState] = []
     for wanted in states:
         match = next((state for state in JOB_STATES if state == wanted), None)
@@ -130,6 +140,13 @@ def check_states(states: Iterable[str] | None) -> list[JobState] | None:
             )
         found.append(match)
     return found
+
+
+def listed_jobs(jobs: Iterable[Any]) -> list[JobLike]:
+    """Return the jobs given to `submit_many` as a list. Raise UsageError if they are not a series of jobs."""
+    if isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
+        raise UsageError(f"jobs is of the type {type(jobs).__name__}: give a list of (kind, payload)")
+    return list(jobs)
 
 
 def check_submissions(jobs: Iterable[object], spec: JobSpec) -> list[Submission]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
@@ -20,10 +20,11 @@ from godwit.broker.topics import check_kind
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
 from godwit.client.jobs import PAYLOAD, Change, JobView, TaskView, ViewState, check_payload
+from godwit.client.message import decode_json, decode_text, shorten
 from godwit.client.protocol import ClientProtocol
 from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFailedError, UsageError, broker_error
-from godwit.net.job_options import JobLike, Submission, check_number, check_submissions
-from godwit.net.loop import LoopThread
+from godwit.net.job_options import JobLike, Submission, check_number, check_submissions, listed_jobs
+from godwit.net.loop import LoopThread, check_timeout, within
 from godwit.wire.control import ControlMessage, Done
 from godwit.wire.control_base import MAX_TEXT_CHARACTERS
 from godwit.wire.jobs import CancelJob, JobInfo, JobSpec
@@ -31,7 +32,7 @@ from godwit.wire.jobs import CancelJob, JobInfo, JobSpec
 What: TypeAlias = Literal[
     "accepted", "settled", "progress", "result", "failure", "reassigned", "done", "failed", "cancelled"
 ]
-CancelCall: TypeAlias = Callable[[int, str], Awaitable[None]]
+CancelCall: TypeAlias = Callable[[int, str], Coroutine[Any, Any, None]]
 Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
 
 
@@ -66,6 +67,26 @@ class TaskResult(msgspec.Struct, frozen=True):
     payload: bytes
     """The bytes that its handler returned."""
 
+    @property
+    def text(self) -> str:
+        """The payload as a text.
+
+        Raises:
+            PayloadError: The payload is not valid UTF-8.
+        """
+        return decode_text(self.payload, f"the result of task {self.task} by {self.worker}")
+
+    def json(self) -> Any:
+        """Return the value that the payload has as JSON: a dict, list, str, number, bool or None.
+
+        Raises:
+            PayloadError: The payload is not valid JSON.
+        """
+        return decode_json(self.payload, f"the result of task {self.task} by {self.worker}")
+
+    def __repr__(self) -> str:
+        return f"<TaskResult of task {self.task} by {self.worker!r}: {shorten(self.payload)}>"
+
 
 _SHOWN: Final[dict[str, What]] = {
     "settled": "settled",
@@ -92,7 +113,7 @@ class AsyncJob:
         results = await job.results()
     """
 
-    __slots__ = ("_cancel", "_followers", "_has_reported_end", "_view", "_waiters", "answer", "begins_us", "refusal")
+    __slots__ = ("_answer", "_cancel", "_followers", "_has_reported_end", "_refusal", "_view", "_waiters", "begins_us")
 
     def __init__(self, cancel: CancelCall, view: JobView) -> None:
         self._cancel = cancel
@@ -103,9 +124,9 @@ class AsyncJob:
         """Whether the end was reported as an event. The view may have ended a little earlier."""
         self.begins_us = 0
         """When the job may begin, in microseconds since 1970, if it was submitted with a delay; else 0."""
-        self.answer: Countdown | None = None
+        self._answer: Countdown | None = None
         """The wait for the broker's answer to the submission."""
-        self.refusal: GodwitError | None = None
+        self._refusal: GodwitError | None = None
         """Why there are no more updates: the broker refused the job or does not know it, or the client has ended."""
 
     def __repr__(self) -> str:
@@ -141,7 +162,7 @@ class AsyncJob:
     @property
     def is_ended(self) -> bool:
         """Whether no more updates will follow."""
-        return self._view.is_ended or self.refusal is not None
+        return self._view.is_ended or self._refusal is not None
 
     @property
     def reason(self) -> str:
@@ -170,6 +191,7 @@ class AsyncJob:
             TimeoutError: The job has not ended within `timeout_s` seconds.
             GodwitError: The broker refused the job or does not know it, or the client has ended.
         """
+        check_timeout(timeout_s)
         if not self.is_ended:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -186,8 +208,8 @@ class AsyncJob:
 
     def _outcome(self) -> list[TaskResult]:
         view = self._view
-        if self.refusal is not None:
-            raise copy(self.refusal)
+        if self._refusal is not None:
+            raise copy(self._refusal)
         tasks = sorted(view.tasks.items())
         results = [TaskResult(n, task.worker, task.result) for n, task in tasks if task.result is not None]
         if view.state == "done":
@@ -215,7 +237,7 @@ class AsyncJob:
         try:
             yield Update(what="accepted")
             while True:
-                has_ended = has_ended or self._has_reported_end or self.refusal is not None
+                has_ended = has_ended or self._has_reported_end or self._refusal is not None
                 for update in follower.take_updates():
                     yield update
                 if has_ended:
@@ -226,32 +248,39 @@ class AsyncJob:
         yield self._end()
 
     def _end(self) -> Update:
-        if self.refusal is not None:
-            raise copy(self.refusal)
+        if self._refusal is not None:
+            raise copy(self._refusal)
         return Update(what=_ENDS[self._view.state], error=self._view.reason)
 
-    async def cancel(self, reason: str = "") -> None:
+    async def cancel(self, reason: str = "", *, timeout_s: float | None = None) -> None:
         """Cancel the job and wait until the broker has stored that. Running tasks are revoked.
 
         Args:
             reason: Shown to the workers and to clients that watch the job.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
             JobError: The broker does not know the job (any more), or this client may not see it.
             GodwitError: The broker refused the job, or the client has ended.
         """
-        if self.refusal is not None:
-            raise copy(self.refusal)
-        await self._cancel(self.number, reason)
+        if self._refusal is not None:
+            raise copy(self._refusal)
+        await within(
+            self._cancel(self.number, reason),
+            timeout_s,
+            f"the broker did not confirm the end of job {self.number}",
+            "the job may be cancelled or not; try again",
+        )
 
     # -- events of the client -----------------------------------------------------------------------------------------
 
-    def describe(self, info: JobInfo) -> None:
+    def _describe(self, info: JobInfo) -> None:
         """Set the properties of a job found by its number that updates do not contain."""
         self._view.key, self._view.kind, self._view.workers = info.key, info.of_kind, info.workers
         self.begins_us = info.begins_us
 
-    def on_changed(self, changes: list[Change]) -> None:
+    def _on_changed(self, changes: list[Change]) -> None:
         if is_the_end(changes):
             self._has_reported_end = True
         for follower in self._followers:
@@ -259,9 +288,9 @@ class AsyncJob:
         if self._waiters and self.is_ended:
             self._wake()
 
-    def on_refused(self, error: GodwitError) -> None:
+    def _on_refused(self, error: GodwitError) -> None:
         """End all waits with this error, also when the client has ended."""
-        self.refusal = error
+        self._refusal = error
         for follower in self._followers:
             follower.wake()
         self._wake()
@@ -381,13 +410,13 @@ class ClientJobs:
         check_kind(spec.of_kind)
         body = payload if type(payload) is bytes else to_bytes(payload)
         (job,) = await self._submit_all([(spec, body)])
-        if job.refusal is not None:
-            raise copy(job.refusal)
+        if job._refusal is not None:
+            raise copy(job._refusal)
         return job
 
     async def submit_many(self, jobs: Iterable[JobLike], spec: JobSpec) -> list[AsyncJob]:
         """Submit jobs with the options of `spec`, and wait until all are answered. A refused one has its `refusal`."""
-        submissions = check_submissions(jobs, spec)  # all are checked before the first one is sent
+        submissions = check_submissions(listed_jobs(jobs), spec)  # all are checked before the first one is sent
         longest = max((body for _, body in submissions), key=len, default=b"")
         check_payload(PAYLOAD, longest, self._core.max_payload_bytes)
         return await self._submit_all(submissions)
@@ -418,8 +447,8 @@ class ClientJobs:
         job = self._follow(self._core.watch(number), answer)
         self._schedule_flush()
         await answer.wait()
-        if job.refusal is not None:
-            raise copy(job.refusal)
+        if job._refusal is not None:
+            raise copy(job._refusal)
         return job
 
     async def cancel(self, number: int, reason: str) -> None:
@@ -433,7 +462,7 @@ class ClientJobs:
 
     def _follow(self, view: JobView, answer: Countdown) -> AsyncJob:
         job = self._followed[view] = AsyncJob(self.cancel, view)
-        job.answer = answer
+        job._answer = answer
         return job
 
     async def _room(self) -> None:
@@ -462,16 +491,16 @@ class ClientJobs:
         view = event.view
         job = self._followed.get(view)
         if job is not None:
-            if job.answer is not None:
+            if job._answer is not None:
                 _answer(job)
             if is_the_end(event.changes):  # the view may have ended before this event
                 del self._followed[view]
-            job.on_changed(event.changes)
+            job._on_changed(event.changes)
 
     def _on_refused(self, event: JobRefused) -> None:
         job = self._followed.pop(event.view, None)
         if job is not None:
-            job.on_refused(broker_error(event.code, event.text))
+            job._on_refused(broker_error(event.code, event.text))
             _answer(job)
 
     def on_room(self) -> None:
@@ -486,14 +515,14 @@ class ClientJobs:
         self._ended = error
         followed, self._followed = self._followed, {}
         for job in followed.values():
-            job.on_refused(error)
+            job._on_refused(error)
             _answer(job)
         self.on_room()
         self._on_idle()
 
 
 def _answer(job: AsyncJob) -> None:
-    answer, job.answer = job.answer, None
+    answer, job._answer = job._answer, None
     if answer is not None:
         answer.on_answer()
 
@@ -566,9 +595,9 @@ class BlockingJob:
         """Wait for the end of the job and return the results of its tasks, see `AsyncJob.results`."""
         return self._thread.call(self._inner.results(timeout_s))
 
-    def cancel(self, reason: str = "") -> None:
+    def cancel(self, reason: str = "", *, timeout_s: float | None = None) -> None:
         """Cancel the job and wait until the broker has stored that, see `AsyncJob.cancel`."""
-        self._thread.call(self._inner.cancel(reason))
+        self._thread.call(self._inner.cancel(reason, timeout_s=timeout_s))
 
     def __iter__(self) -> Iterator[Update]:
         updates = aiter(self._inner)

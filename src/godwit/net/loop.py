@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from godwit.errors import ForkedError, UsageError
+from godwit.errors import ForkedError, ReplyTimeoutError, UsageError
 
 SWITCH_INTERVAL_S: Final = 0.0005
 JOIN_TIMEOUT_S: Final = 5.0
@@ -66,6 +66,41 @@ async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool
         task.cancel()
 
 
+async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: str, after: str) -> T:
+    """Return the result of a call of the application, which may take at most `timeout_s`; None sets no limit.
+
+    Args:
+        work: The call.
+        timeout_s: The limit as the application gave it.
+        what: The subject of the error's text, such as "the message".
+        after: The consequence of a timeout, as the end of the text.
+
+    Raises:
+        ReplyTimeoutError: It took longer. The call was cancelled.
+        UsageError: The limit is not a number of seconds.
+    """
+    if timeout_s is None:
+        return await work
+    try:
+        check_timeout(timeout_s)
+        async with asyncio.timeout(timeout_s) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ReplyTimeoutError(f"{what} within {timeout_s:g} s: {after}") from None
+    finally:
+        work.close()  # if the limit is invalid, or had passed already
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raise UsageError if this is not a number of seconds, or None."""
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}: give seconds, 0 or more, or None to wait for ever")
+
+
 def collect_garbage_rarely() -> None:
     """Make garbage collections rare, in a process that only runs a broker.
 
@@ -92,7 +127,7 @@ def switch_threads_quickly() -> None:
 class ProcessBound(Protocol):
     """An object that works only in the process that created it."""
 
-    def on_forked(self) -> None:
+    def _on_forked(self) -> None:
         """Refuse all calls from now on. Called in a forked child, before any other code of the program runs there.
 
         It must not acquire a lock, which another thread of the parent may have held at the fork, nor use a socket or an
@@ -104,7 +139,7 @@ _bound: WeakSet[ProcessBound] = WeakSet()
 
 
 def disown_in_children(bound: ProcessBound) -> None:
-    """Call `bound.on_forked` in every child that this process forks."""
+    """Call `bound._on_forked` in every child that this process forks."""
     _bound.add(bound)
 
 
@@ -120,7 +155,7 @@ def _on_forked() -> None:
     inherited = list(_bound)
     _bound.clear()
     for bound in inherited:
-        bound.on_forked()
+        bound._on_forked()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
@@ -147,7 +182,7 @@ class LoopThread:
         disown_in_children(self)
         self._thread.start()
 
-    def on_forked(self) -> None:
+    def _on_forked(self) -> None:
         self.is_inherited = True
 
     def require_own_process(self) -> None:

@@ -20,9 +20,9 @@ from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import BufferAvailable, Confirmed, Refused
 from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
-from godwit.errors import BrokerError, BufferFullError, GodwitError, UsageError, broker_error
+from godwit.errors import BrokerError, BufferFullError, GodwitError, ReplyTimeoutError, UsageError, broker_error
 from godwit.limits import KIB, MIB
-from godwit.net.loop import LoopThread
+from godwit.net.loop import LoopThread, check_timeout
 
 BufferFull = BufferFullError
 """Raised by `send` when the client's buffer is full: `await publisher.ready()`, then send again."""
@@ -321,7 +321,7 @@ class AsyncPublisher:
     """Send a message without waiting.
 
     Args:
-        payload: bytes, or a str that is sent as UTF-8.
+        payload: bytes, or a str that is sent as UTF-8. A dict, list, int, float, bool or None is sent as JSON.
 
     Raises:
         BufferFull: The client's send buffer is full. Await `ready()`, then send again.
@@ -334,6 +334,9 @@ class AsyncPublisher:
         self._publishers = publishers
         self._waiters = waiters
         self.send = _make_send(waiters, turn, retain)
+
+    def __repr__(self) -> str:
+        return f"<AsyncPublisher to {self.topic!r}, QoS {self.qos}, {self.unconfirmed} messages unconfirmed>"
 
     @property
     def topic(self) -> str:
@@ -384,13 +387,33 @@ class AsyncPublisher:
             await self._publishers.room(self._waiters)
             self._waiters.raise_failure()
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all messages sent so far are confirmed as their QoS promises (QoS 0: handed to the network).
+
+        Args:
+            timeout_s: How long to wait; None waits for ever. Messages stay in the client's buffer after a timeout.
 
         Raises:
             BrokerError: The broker refused some of them.
+            ReplyTimeoutError: Some of them were not confirmed within `timeout_s`.
             GodwitError: The client has ended.
         """
+        if timeout_s is None:
+            await self._flush()
+            return
+        check_timeout(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await self._flush()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ReplyTimeoutError(
+                f"{self.unconfirmed} messages for {self.topic!r} were not confirmed within {timeout_s:g} s: they are "
+                "still in the client's buffer, and are sent when the broker answers"
+            ) from None
+
+    async def _flush(self) -> None:
         waiters = self._waiters
         waiters.raise_failure()
         self._publishers.schedule_flush()
@@ -444,6 +467,9 @@ class BlockingPublisher:
         self._pump_task: asyncio.Task[None] | None = None
         self._failure: GodwitError | None = None
 
+    def __repr__(self) -> str:
+        return f"<BlockingPublisher to {self.topic!r}, QoS {self.qos}, {self.unconfirmed} messages unconfirmed>"
+
     @property
     def topic(self) -> str:
         """The topic of all messages."""
@@ -468,7 +494,7 @@ class BlockingPublisher:
         """Send a message without waiting for the broker.
 
         Args:
-            payload: bytes, or a str that is sent as UTF-8.
+            payload: bytes, or a str that is sent as UTF-8. A dict, list, int, float, bool or None is sent as JSON.
 
         Raises:
             BufferFull: The queue is full. Call `ready()`, then send again.
@@ -494,10 +520,14 @@ class BlockingPublisher:
     def ready(self, timeout_s: float | None = None) -> None:
         """Wait until there is room in the queue.
 
+        Args:
+            timeout_s: How long to wait; None waits for ever.
+
         Raises:
-            TimeoutError: It took longer than `timeout_s` seconds.
+            ReplyTimeoutError: It took longer than `timeout_s` seconds.
             GodwitError: An earlier message was refused, or the client has ended.
         """
+        check_timeout(timeout_s)
         if not self._has_room():  # then wait until half is free: each wait costs a change of threads
             self._wait_for(lambda: self._queued_bytes <= QUEUE_BYTES // 2, timeout_s)
         else:
@@ -506,15 +536,19 @@ class BlockingPublisher:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all messages sent so far are confirmed as their QoS promises (QoS 0: handed to the network).
 
+        Args:
+            timeout_s: How long to wait; None waits for ever. Messages are sent after a timeout nevertheless.
+
         Raises:
-            TimeoutError: It took longer than `timeout_s` seconds.
+            ReplyTimeoutError: Some of them were not confirmed within `timeout_s`.
             GodwitError: A message was refused, or the client has ended.
         """
+        check_timeout(timeout_s)
         put = self._put
         began = time.monotonic()
         self._wait_for(lambda: self._taken >= put, timeout_s)
         left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
-        self._thread.call(self._inner.flush(), left_s)
+        self._thread.call(self._inner.flush(left_s))
 
     def _has_room(self) -> bool:
         return self._queued_bytes < QUEUE_BYTES
@@ -525,7 +559,9 @@ class BlockingPublisher:
             if self._queue and not self._is_pumping:  # Ctrl-C came between queueing a message and the start
                 self._start_pump()
             if not self._changed.wait_for(lambda: holds() or self._failure is not None, timeout_s):
-                raise TimeoutError(f"{self._put - self._taken} messages could not be sent yet: is the broker there?")
+                raise ReplyTimeoutError(
+                    f"{self._put - self._taken} messages could not be sent within {timeout_s:g} s: is the broker there?"
+                )
             self._raise_failure()
 
     def _raise_failure(self) -> None:

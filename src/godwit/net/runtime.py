@@ -9,10 +9,14 @@ import asyncio
 import logging
 import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from godwit.client.config import ClientConfig
@@ -29,14 +33,23 @@ from godwit.client.events import (
     Revoked,
     SubscriptionEnded,
     SubscriptionStarted,
+    Unanswered,
     VolunteerAccepted,
     VolunteerRefused,
     WorkBufferAvailable,
 )
 from godwit.client.protocol import ClientProtocol, ClientState
 from godwit.client.subscription import Start, Subscription
-from godwit.errors import ForkedError, GodwitError, SocketError, UsageError, broker_error
-from godwit.net.address import family_of, format_address
+from godwit.errors import (
+    AddressError,
+    ForkedError,
+    GodwitError,
+    SocketError,
+    UsageError,
+    broker_error,
+)
+from godwit.limits import BASE_DATAGRAM_BYTES
+from godwit.net.address import family_of, format_address, is_ip_address, resolve_all
 from godwit.net.diagnostics import ConnectionReporter, log_drops
 from godwit.net.driver import ANY_HOST, open_driver
 from godwit.net.jobs import ClientJobs
@@ -48,6 +61,7 @@ from godwit.net.udp import UdpSocket
 from godwit.transport.events import Address, ConnectionState
 from godwit.wire.control import ControlMessage, Error
 from godwit.wire.control_base import Code
+from godwit.wire.packet import NONCE_BYTES, OVERHEAD_BYTES, HelloFrame, encode_frame, encode_packet
 
 CLOSE_TIMEOUT_S: Final = 0.25
 """How long a client waits for the acknowledgement of its close: if the close got lost, the will would be published."""
@@ -56,6 +70,10 @@ UNSUBSCRIBE_OFFLINE_TIMEOUT_S: Final = 0.5
 """How long the end of a subscription waits for the broker's answer, while the client is online and while it is not."""
 RETURN_TIMEOUT_S: Final = 1.0
 """How long a worker that stops waits until the broker has confirmed its last reports."""
+RESOLVE_GRACE_S: Final = 0.5
+"""When the names of some brokers are resolved, the other names have this much more time."""
+PROBE_S: Final = 1.0
+"""How long a reachability probe waits for a report of the network."""
 _POLL_S: Final = 0.005
 
 OnState: TypeAlias = Callable[[ClientState, str], None]
@@ -74,13 +92,19 @@ class ClientRuntime:
         addresses: Sequence[Address],
         *,
         on_state: OnState | None = None,
-        broker: str = "",
+        resolver: BrokerResolver | None = None,
     ) -> None:
-        """Open the sockets and begin to connect to one of the addresses. `broker` is their name in log records."""
+        """Open the sockets and begin to connect to one of the addresses.
+
+        With a `resolver`, the names of the brokers are resolved again before each further round of attempts.
+        """
         self.last_reason = ""
         """Why the connection was lost, or could not be made, the last time."""
-        self._sockets = open_sockets(addresses)
-        usable = {family_of(udp.local_address) for udp in self._sockets}
+        self._resolver = resolver
+        self._resolving: asyncio.Task[None] | None = None
+        self._probe: ReachabilityProbe | None = None
+        self._sockets = open_sockets(addresses, is_any=resolver is not None and resolver.is_open_ended)
+        self._families = {family_of(udp.local_address) for udp in self._sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in self._sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
         self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random())
@@ -96,10 +120,13 @@ class ClientRuntime:
         self.publishers = ClientPublishers(core, self.driver.flush, self.schedule_flush)
         self.jobs = ClientJobs(core, self.schedule_flush, self.request)
         self._executor: TaskExecutor | None = None
-        self._reporter = ConnectionReporter(self._loop, broker or ", ".join(map(format_address, addresses)))
+        self.broker = ", ".join(map(format_address, addresses)) if resolver is None else str(resolver)
+        """The addresses that the application gave, for texts."""
+        self._reporter = ConnectionReporter(self._loop, self.broker)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Online: self._on_online,
             Offline: self._on_offline,
+            Unanswered: self._on_unanswered,
             Ended: self._on_ended,
             Reply: self._on_reply,
             SubscriptionStarted: self._on_subscription,
@@ -115,9 +142,15 @@ class ClientRuntime:
             **self.publishers.handlers,
             **self.jobs.handlers,
         }
-        core.connect([address for address in addresses if family_of(address) in usable], self.driver.clock())
-        self.schedule_flush()
+        self._connect(addresses)
         disown_in_children(self)
+
+    def _connect(self, addresses: Sequence[Address]) -> None:
+        """Connect to one of the addresses, or use them from the next round on, if it is connected or trying."""
+        usable = [address for address in addresses if family_of(address) in self._families]
+        if usable:
+            self.core.connect(usable, self.driver.clock())
+            self.schedule_flush()
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -174,6 +207,10 @@ class ClientRuntime:
 
     def _release(self) -> None:
         self._reporter.close()
+        if self._resolving is not None:
+            self._resolving.cancel()
+        if self._probe is not None:
+            self._probe.close()
         if not self.driver.closed:
             counters: list[Mapping[str, int]] = [self.core.endpoint.dropped]
             for udp in self._sockets:
@@ -321,7 +358,34 @@ class ClientRuntime:
     def _on_offline(self, event: Offline) -> None:
         self._reporter.on_offline(event.reason, event.retry_in_s)
         self.last_reason = event.reason
+        if self._resolver is not None and self._resolver.has_names and self._resolving is None:
+            self._resolving = self._loop.create_task(self._resolve_again(self._resolver))
         self._report_state("offline", event.reason)
+
+    async def _resolve_again(self, resolver: BrokerResolver) -> None:
+        """Resolve the names of the brokers for the next round: their addresses may have changed."""
+        try:
+            addresses = await resolver.resolve()
+        except AddressError as error:
+            _logger.debug("the addresses of before are used again: %s", error)
+        else:
+            if self._failure is None:
+                self._connect(addresses)
+        finally:
+            self._resolving = None
+
+    def _on_unanswered(self, event: Unanswered) -> None:
+        if self._probe is not None:
+            self._probe.close()
+        try:
+            self._probe = ReachabilityProbe(self._loop, event.address, self._on_unreachable)
+        except OSError as error:  # too many open files
+            _logger.debug("cannot probe %s: %s", format_address(event.address), error)
+
+    def _on_unreachable(self, address: Address) -> None:
+        if not self.driver.closed:
+            self.core.handle_unreachable(address, self.driver.clock())
+            self.schedule_flush()
 
     def _on_ended(self, event: Ended) -> None:
         self._reporter.on_ended(event.code, event.reason)
@@ -335,12 +399,12 @@ class ClientRuntime:
             self._executor.on_client_ended(failure)
         self._report_state("closed", event.reason)
 
-    def on_forked(self) -> None:
+    def _on_forked(self) -> None:
         """Refuse everything in a forked child: nothing is sent and no callback is called there."""
         self.driver.disown()
         if self._failure is None:
             for subscription in self._subscriptions.values():
-                subscription.on_forked()
+                subscription._on_forked()
             self._fail(forked_error())
 
     def _fail(self, failure: GodwitError) -> None:
@@ -354,7 +418,7 @@ class ClientRuntime:
             self._online.exception()  # marked as retrieved, even if no call waits for it
         self.publishers.on_ended(failure)
         for subscription in list(self._subscriptions.values()):
-            subscription.on_client_ended(failure)
+            subscription._on_client_ended(failure)
         self._subscriptions.clear()
         self.jobs.on_ended(failure)
 
@@ -372,7 +436,7 @@ class ClientRuntime:
         if subscription is not None:
             if isinstance(event, SubscriptionEnded):
                 del self._subscriptions[event.subscription]
-            subscription.on_event(event)
+            subscription._on_event(event)
 
     def _on_work(self, event: Leased | Revoked | Reported | VolunteerAccepted | VolunteerRefused) -> None:
         if self._executor is not None:
@@ -398,15 +462,160 @@ class ClientRuntime:
             self._loop.call_exception_handler(context)
 
 
-def open_sockets(addresses: Sequence[Address]) -> list[UdpSocket]:
+class BrokerResolver:
+    """Resolve the names of the brokers that the application gave: at first, and again for each round of attempts.
+
+    Each name is resolved in a daemon thread of its own, because the system's resolver may block for many seconds: a
+    program that ends does not wait for it, and one slow name does not delay the others.
+    """
+
+    def __init__(self, brokers: Sequence[tuple[str, int]]) -> None:
+        """`brokers`: host and port of each."""
+        self._brokers = list(brokers)
+        self._found: dict[tuple[str, int], list[Address]] = {}
+        """The addresses of each name, from the last time that it could be resolved."""
+        self._errors: dict[tuple[str, int], AddressError] = {}
+        self._running: dict[tuple[str, int], asyncio.Future[list[Address]]] = {}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{host} port {port}" for host, port in self._brokers)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether a broker is named by a host name, whose addresses may change."""
+        return not all(is_ip_address(host) for host, _ in self._brokers)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether addresses of another family may be found later, because a name was not resolved in time."""
+        return len(self._brokers) > 1 and self.has_names
+
+    async def resolve(self) -> list[Address]:
+        """Return the addresses of all brokers, in the order of the brokers.
+
+        Names that take longer than others are left out, and names that fail now keep their addresses of before.
+
+        Raises:
+            AddressError: None of the names has an address.
+        """
+        for broker in self._brokers:
+            if broker not in self._running:
+                future = self._running[broker] = self._start(*broker)
+                future.add_done_callback(partial(self._on_done, broker))
+        pending: set[asyncio.Future[list[Address]]] = set(self._running.values())
+        while pending and not self._found:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if pending:
+            await asyncio.wait(pending, timeout=RESOLVE_GRACE_S)
+        for broker, future in list(self._running.items()):
+            if future.done():  # its callback may be due only in the next turn of the loop
+                self._on_done(broker, future)
+        addresses = [address for broker in self._brokers for address in self._found.get(broker, ())]
+        if not addresses:
+            raise copy(self._errors[self._brokers[0]])
+        return list(dict.fromkeys(addresses))
+
+    def _start(self, host: str, port: int) -> asyncio.Future[list[Address]]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Address]] = loop.create_future()
+
+        def settle(addresses: list[Address], error: BaseException | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(addresses)
+                else:
+                    future.set_exception(error)
+
+        def work() -> None:
+            addresses: list[Address] = []
+            failure: BaseException | None = None
+            try:
+                addresses = resolve_all(host, port)
+            except BaseException as error:
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, addresses, failure)
+
+        threading.Thread(target=work, name=f"godwit-resolver-{host}", daemon=True).start()
+        return future
+
+    def _on_done(self, broker: tuple[str, int], future: asyncio.Future[list[Address]]) -> None:
+        if self._running.get(broker) is not future:
+            return  # handled already
+        del self._running[broker]
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._found[broker] = future.result()
+        elif isinstance(error, AddressError):
+            if len(self._brokers) > 1 and broker not in self._errors:
+                _logger.warning("one of several brokers is left out: %s", error)
+            self._errors[broker] = error
+        else:
+            self._errors[broker] = AddressError(f"cannot resolve {broker[0]}: {error}; give an IP address")
+
+
+class ReachabilityProbe:
+    """Find out whether the network reports that nothing listens at the address of a broker (by ICMP).
+
+    The system passes such reports to connected sockets only, and the sockets of a client are not. So a socket of its
+    own sends a hello, which a broker answers with a cookie.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: Address, on_unreachable: Callable[[Address], None]
+    ) -> None:
+        """Send the hello. `on_unreachable(address)` is called in the loop, at most once."""
+        self._loop = loop
+        self._address = address
+        self._on_unreachable = on_unreachable
+        self._socket = socket.socket(family_of(address), socket.SOCK_DGRAM)
+        self._timer = loop.call_later(PROBE_S, self.close)
+        self._socket.setblocking(False)
+        self._is_closed = False
+        loop.add_reader(self._socket.fileno(), self._on_readable)
+        hello = encode_frame(HelloFrame(int.from_bytes(os.urandom(8), "big"), os.urandom(NONCE_BYTES)))
+        try:
+            self._socket.connect(address)
+            self._socket.send(encode_packet(0, 0, hello.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0")))
+        except OSError as error:
+            _logger.debug("cannot probe %s: %s", format_address(address), error)
+            self.close()
+
+    def _on_readable(self) -> None:
+        try:
+            self._socket.recv(BASE_DATAGRAM_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _logger.debug("the network reports about %s: %s", format_address(self._address), error)
+            self.close()
+            self._on_unreachable(self._address)
+        else:
+            self.close()  # something listens there
+
+    def close(self) -> None:
+        """Stop waiting. May be repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._timer.cancel()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+def open_sockets(addresses: Sequence[Address], *, is_any: bool = False) -> list[UdpSocket]:
     """Open a socket for each address family that the addresses have and the system supports, at least one.
+
+    With `is_any`, addresses of the other family may follow: it gets a socket too.
 
     Raises:
         SocketError: The system supports none of them.
     """
     opened: list[UdpSocket] = []
     refusal: SocketError | None = None
-    for family in dict.fromkeys(family_of(address) for address in addresses):
+    others = list(ANY_HOST) if is_any else []
+    for family in dict.fromkeys([*map(family_of, addresses), *others]):
         try:
             opened.append(UdpSocket(ANY_HOST[family]))
         except SocketError as error:  # such as a system without IPv6, whose resolver returns such addresses anyway

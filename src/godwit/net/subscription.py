@@ -17,7 +17,7 @@ from godwit.client.events import Available, Missed, SubscriptionEnded, Subscript
 from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
-from godwit.net.loop import LoopThread
+from godwit.net.loop import LoopThread, check_timeout, within
 
 if TYPE_CHECKING:
     from godwit.net.runtime import ClientRuntime
@@ -32,9 +32,20 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_microseconds(since: Since | None) -> int | None:
-    """Return a time as microseconds since 1970. A datetime without a time zone is local time."""
+    """Return a time as microseconds since 1970. A datetime without a time zone is local time.
+
+    Raises UsageError for another type.
+    """
     if isinstance(since, datetime):
-        return (since.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+        try:
+            return (since.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+        except (OverflowError, OSError) as error:
+            raise UsageError(f"since is {since}: {error}; give a later time") from None
+    if since is not None and type(since) is not int:
+        raise UsageError(
+            f"since is {repr(since)[:80]}, of the type {type(since).__name__}: give a datetime, or microseconds since "
+            "1970 as an int"
+        )
     return since
 
 
@@ -64,6 +75,8 @@ class AsyncSubscription:
         on_gap: OnGap | None,
         keep: bool | None,
     ) -> None:
+        if on_gap is not None and not callable(on_gap):
+            raise UsageError(f"on_gap is of the type {type(on_gap).__name__}: give a function")
         self.filters = filters
         """The topic filters, as given to `subscribe`."""
         self._runtime = runtime
@@ -79,14 +92,22 @@ class AsyncSubscription:
         """Threads that wait for messages."""
         self._messages: list[Message] = []
         """The messages of the last record that the core returned."""
-        self.rest: Iterator[Message] = iter(())
-        """Those of them that were not returned to the application yet. `fetch` brings more. Threads may share it: an
-        iterator over a list returns each item once."""
-        self.in_lists = False
+        self._rest: Iterator[Message] = iter(())
+        """Those of them that were not returned to the application yet. `_fetch_more` brings more. Threads may share it:
+        an iterator over a list returns each item once."""
+        self._in_lists = False
         """Whether messages were returned in lists: then only the broker knows which ones are not handled."""
         self._reported_replaced: tuple[int, int] | None = None
         self._done_before = 0
         """The first offset that was not returned to the application before these messages."""
+
+    def __repr__(self) -> str:
+        return f"<AsyncSubscription to {', '.join(map(repr, self.filters))}, {self._state_text()}>"
+
+    def _state_text(self) -> str:
+        if self._core is None:
+            return "not begun: use it with `async with` (or `with`)"
+        return "ended" if self._failure is not None else f"at offset {self.position}"
 
     # -- the block ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +140,7 @@ class AsyncSubscription:
         if kind is None:
             await self.close()
         elif (core := self._leave()) is not None:
-            offset = self.handled_below if self._keep else None
+            offset = self._handled_below if self._keep else None
             if issubclass(kind, Exception):
                 await self._runtime.leave_subscription(core, keep=self._keep, offset=offset)
             else:
@@ -146,60 +167,62 @@ class AsyncSubscription:
 
     def __aiter__(self) -> AsyncIterator[Message]:
         # A generator is faster for each message than a coroutine for __anext__. Messages that it has not returned
-        # remain in `rest` when the application leaves its loop.
+        # remain in `_rest` when the application leaves its loop.
         return self._generate()
 
     async def _generate(self) -> AsyncIterator[Message]:
         while True:
-            for message in self.rest:
+            for message in self._rest:
                 yield message
-            await self.fetch()
+            await self._fetch_more()
 
     async def __anext__(self) -> Message:
         while True:
-            for message in self.rest:
+            for message in self._rest:
                 return message
-            await self.fetch()
+            await self._fetch_more()
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """Iterate over the messages in lists, as they arrived: each list is one record of the transport."""
-        self.in_lists = True
+        self._in_lists = True
         while True:
-            if messages := [*self.rest]:
+            if messages := [*self._rest]:
                 yield messages
-            await self.fetch()
+            await self._fetch_more()
 
-    async def fetch(self) -> None:
-        """Wait until `rest` has messages. Return at once if it has some: a second fetch does not replace the first.
+    async def _fetch_more(self) -> None:
+        """Wait until `_rest` has messages. Return at once if it has some: a second fetch does not replace the first.
 
         The last step takes the messages and awaits nothing, so that a cancellation cannot lose them.
         """
         if self._core is None:
-            raise UsageError("a subscription begins with `async with client.subscribe(...) as messages:`")
-        while not length_hint(self.rest) and not self._take():
+            raise UsageError(
+                "a subscription begins with `with client.subscribe(...) as messages:` (with asyncio: `async with`)"
+            )
+        while not length_hint(self._rest) and not self._take():
             await self._wait()
 
-    def begin_request(self, request: _MessageRequest) -> bool:
+    def _begin_request(self, request: _MessageRequest) -> bool:
         """Have `request.try_end` called when something may have arrived, unless it has. Return whether it has."""
         if request.try_end():
             return True
         self._requests.append(request)
         return False
 
-    def withdraw_request(self, request: _MessageRequest) -> None:
+    def _withdraw_request(self, request: _MessageRequest) -> None:
         """Forget a request. One that has ended already is ignored."""
         if request in self._requests:
             self._requests.remove(request)
 
-    def fetch_now(self) -> bool:
-        """Return whether `rest` has messages, or the subscription has ended; without waiting."""
+    def _fetch_now(self) -> bool:
+        """Return whether `_rest` has messages, or the subscription has ended; without waiting."""
         if self._core is None:
             raise UsageError("a subscription begins with `with client.subscribe(...) as messages:`")
-        return bool(length_hint(self.rest)) or self._take() or self._failure is not None
+        return bool(length_hint(self._rest)) or self._take() or self._failure is not None
 
-    def require_more(self) -> None:
-        """Raise the error with which the subscription has ended, unless `rest` has messages."""
-        if self._failure is not None and not length_hint(self.rest):
+    def _require_more(self) -> None:
+        """Raise the error with which the subscription has ended, unless `_rest` has messages."""
+        if self._failure is not None and not length_hint(self._rest):
             raise copy(self._failure)
 
     def _take(self) -> bool:
@@ -214,9 +237,9 @@ class AsyncSubscription:
             self._done_before = core.replaced[0]
             self._report_replaced(core)
         self._runtime.schedule_flush()
-        # Also without messages: the application asked for the next one, so no message is unhandled. `rest` is set
+        # Also without messages: the application asked for the next one, so no message is unhandled. `_rest` is set
         # first, so that another thread that reads the position meanwhile does not count the new messages as returned.
-        self.rest = iter(messages or ())
+        self._rest = iter(messages or ())
         self._messages = messages or []
         if core.missed > missed:
             self._report_gap(core.missed - missed)  # before the messages after the gap
@@ -273,13 +296,13 @@ class AsyncSubscription:
         return None if self._core is None else self._core.replaced
 
     @property
-    def handled_below(self) -> int | None:
+    def _handled_below(self) -> int | None:
         """The first offset that was not handled: that of the current message, if there is one.
 
         None if the broker must resume with the first record that is not confirmed: after messages in lists, and if the
         broker has a new log since, in which the offset of the current message has no meaning.
         """
-        if self._core is None or self.in_lists or self._core.position < self.position:
+        if self._core is None or self._in_lists or self._core.position < self.position:
             return None
         for message in self._returned()[-1:]:
             if message.offset is not None and not message.retained:
@@ -287,21 +310,30 @@ class AsyncSubscription:
         return self.position
 
     def _returned(self) -> list[Message]:
-        return self._messages[: len(self._messages) - length_hint(self.rest)]
+        return self._messages[: len(self._messages) - length_hint(self._rest)]
 
-    async def commit(self, offset: int | None = None) -> None:
+    async def commit(self, offset: int | None = None, *, timeout_s: float | None = None) -> None:
         """Move the cursor: a later subscription with this cursor resumes from there.
 
         Args:
             offset: The first offset that is not handled. By default the one after the last message.
+            timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
             UsageError: The subscription has no cursor, or has not begun.
             BrokerError: The broker refused the commit.
+            ReplyTimeoutError: The broker has not confirmed it within `timeout_s`.
         """
+        if offset is not None and (type(offset) is not int or offset < 0):
+            raise UsageError(f"offset is {offset!r}: give the offset of a message, or None for the one after the last")
         if self._core is None or self._cursor is None:
             raise UsageError("only a subscription with a cursor can be committed: subscribe(..., cursor='name')")
-        await self._runtime.commit_subscription(self._core, self._reached(offset))
+        await within(
+            self._runtime.commit_subscription(self._core, self._reached(offset)),
+            timeout_s,
+            f"the broker did not confirm the commit of the cursor {self._cursor!r}",
+            "it may be stored or not; commit again",
+        )
 
     def _reached(self, offset: int | None) -> int:
         """Return the first unhandled offset; the position if `offset` is in a part of the log that was lost."""
@@ -312,7 +344,7 @@ class AsyncSubscription:
 
     # -- events of the client -----------------------------------------------------------------------------------------
 
-    def on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
+    def _on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
         if isinstance(event, Missed):
             # Only gaps of unknown size. Others are reported by _take, in order with the messages.
             if event.had_below is not None:
@@ -339,15 +371,15 @@ class AsyncSubscription:
         if self._on_gap is not None:
             self._runtime.call_back(self._on_gap, count)
 
-    def on_forked(self) -> None:
+    def _on_forked(self) -> None:
         """Drop the fetched messages in a forked child: the parent returns them.
 
         The iterator is exhausted, not replaced, because a loop that has begun holds it.
         """
-        for _ in self.rest:
+        for _ in self._rest:
             pass
 
-    def on_client_ended(self, error: GodwitError) -> None:
+    def _on_client_ended(self, error: GodwitError) -> None:
         self._end(copy(error))
 
     def _end(self, error: GodwitError) -> None:
@@ -389,18 +421,18 @@ class _MessageRequest:
             raise
         if self._error is not None:
             raise self._error
-        self._source.require_more()
+        self._source._require_more()
 
     # -- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if not self._source.begin_request(self) and self._timeout_s is not None:
+        if not self._source._begin_request(self) and self._timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
 
     def try_end(self) -> bool:
         """End the wait if there is something to return. Return whether there is."""
         try:
-            if not self._source.fetch_now():
+            if not self._source._fetch_now():
                 return False
         except Exception as error:
             self._error = error
@@ -413,7 +445,7 @@ class _MessageRequest:
         self._end()
 
     def _withdraw(self) -> None:
-        self._source.withdraw_request(self)
+        self._source._withdraw_request(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -426,11 +458,11 @@ class _MessageRequest:
 class AsyncSource(Protocol[T]):
     """The interface of its asyncio counterpart that a blocking iterator uses."""
 
-    rest: Iterator[T]
+    _rest: Iterator[T]
     """Items that have arrived and were not returned yet: an iterator over a list."""
 
-    async def fetch(self) -> None:
-        """Wait until `rest` has an item. Called again before `rest` is exhausted, it changes nothing."""
+    async def _fetch_more(self) -> None:
+        """Wait until `_rest` has an item. Called again before `_rest` is exhausted, it changes nothing."""
 
     async def __aenter__(self) -> object: ...
     async def __aexit__(
@@ -441,8 +473,8 @@ class AsyncSource(Protocol[T]):
 class BlockingIterator(Generic[T]):
     """Iterate over a source in the loop's thread, from any number of threads: each item goes to exactly one of them.
 
-    Items wait in `rest`, so that a time limit or Ctrl-C during the wait cannot lose them. Between taking an item from
-    `rest` and returning it nothing is called: Python may raise KeyboardInterrupt after a call, and lose the item.
+    Items wait in `_rest`, so that a time limit or Ctrl-C during the wait cannot lose them. Between taking an item from
+    `_rest` and returning it nothing is called: Python may raise KeyboardInterrupt after a call, and lose the item.
     """
 
     def __init__(self, thread: LoopThread, inner: AsyncSource[T], timeout_s: float | None) -> None:
@@ -464,7 +496,7 @@ class BlockingIterator(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         while True:
-            yield from self._inner.rest  # without a change of threads for each item
+            yield from self._inner._rest  # without a change of threads for each item
             try:
                 self._fetch(self._timeout_s)
             except TimeoutError:
@@ -483,7 +515,8 @@ class BlockingIterator(Generic[T]):
             TimeoutError: No item arrived within `timeout_s` seconds. None is lost by that.
             GodwitError: The subscription or the client has ended.
         """
-        for item in self._inner.rest:
+        check_timeout(timeout_s)
+        for item in self._inner._rest:
             return item
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -491,7 +524,7 @@ class BlockingIterator(Generic[T]):
                 self._fetch(None if until is None else max(until - time.monotonic(), 0.0))
             except TimeoutError:
                 raise TimeoutError(f"nothing arrived within {timeout_s:g} s") from None
-            for item in self._inner.rest:  # empty if another thread was quicker
+            for item in self._inner._rest:  # empty if another thread was quicker
                 return item
 
     def _fetch(self, timeout_s: float | None) -> None:
@@ -500,7 +533,7 @@ class BlockingIterator(Generic[T]):
     async def _bring(self) -> None:
         """Fetch items. Of several threads one waits for the source; the others wait for that thread."""
         async with self._turn:
-            await self._inner.fetch()
+            await self._inner._fetch_more()
 
 
 class BlockingSubscription(BlockingIterator[Message]):
@@ -520,6 +553,9 @@ class BlockingSubscription(BlockingIterator[Message]):
 
     _inner: AsyncSubscription
 
+    def __repr__(self) -> str:
+        return f"<BlockingSubscription{repr(self._inner).removeprefix('<AsyncSubscription')}"
+
     def _fetch(self, timeout_s: float | None) -> None:
         _MessageRequest(self._inner, timeout_s).wait(self._thread)
 
@@ -533,9 +569,9 @@ class BlockingSubscription(BlockingIterator[Message]):
         A list counts as handled under the same conditions as a message. If the current list is not handled, its record
         is delivered again.
         """
-        self._inner.in_lists = True
+        self._inner._in_lists = True
         while True:
-            if messages := [*self._inner.rest]:
+            if messages := [*self._inner._rest]:
                 yield messages
             try:
                 self._fetch(self._timeout_s)
@@ -567,6 +603,6 @@ class BlockingSubscription(BlockingIterator[Message]):
         """The range of offsets at which the log has other messages now, see `AsyncSubscription.replaced`."""
         return self._inner.replaced
 
-    def commit(self, offset: int | None = None) -> None:
+    def commit(self, offset: int | None = None, *, timeout_s: float | None = None) -> None:
         """Move the cursor, see `AsyncSubscription.commit`."""
-        self._thread.call(self._inner.commit(offset))
+        self._thread.call(self._inner.commit(offset, timeout_s=timeout_s))

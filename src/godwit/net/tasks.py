@@ -26,8 +26,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from godwit.client.batches import to_bytes
+from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import Leased, Reported, Revoked, VolunteerAccepted, VolunteerRefused
+from godwit.client.message import decode_json, decode_text
 from godwit.client.protocol import ClientProtocol
 from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error
@@ -53,19 +54,19 @@ class Task:
     """One task of one job, leased to this worker: the argument of a handler, which may use it from any thread."""
 
     __slots__ = (
+        "_has_unsent_step",
+        "_is_in_thread",
+        "_lease",
         "_on_progress",
-        "has_unsent_step",
-        "is_in_thread",
+        "_runner",
+        "_step",
         "is_revoked",
-        "lease",
         "revoked_because",
-        "runner",
-        "step",
         "worker",
     )
 
     def __init__(self, on_progress: Callable[[Task], None], lease: Lease, worker: str) -> None:
-        self.lease = lease
+        self._lease = lease
         """Internal: the lease of the sans-IO client."""
         self.worker = worker
         """The name of the worker."""
@@ -73,13 +74,13 @@ class Task:
         """Whether the result is not wanted any more. A long handler in a thread should check it, and return."""
         self.revoked_because = ""
         """Why the task was revoked."""
-        self.runner: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
         """Internal: the runner of its async handler."""
-        self.is_in_thread = False
+        self._is_in_thread = False
         """Internal: whether its plain handler has a thread, or waits for one."""
-        self.step: tuple[float | None, str] = None, ""
+        self._step: tuple[float | None, str] = None, ""
         """Internal: the last progress and its note."""
-        self.has_unsent_step = False
+        self._has_unsent_step = False
         """Internal: whether `step` is being passed from the handler's thread to the event loop's."""
         self._on_progress = on_progress
 
@@ -89,43 +90,60 @@ class Task:
     @property
     def job(self) -> int:
         """The number of the job."""
-        return self.lease.ref[0]
+        return self._lease.ref[0]
 
     @property
     def number(self) -> int:
         """The number of the task in its job, from 0."""
-        return self.lease.ref[1]
+        return self._lease.ref[1]
 
     @property
     def fence(self) -> int:
         """The number of the task's lease. It grows with each lease, so that other systems can reject writes of an
         older one."""
-        return self.lease.ref[2]
+        return self._lease.ref[2]
 
     @property
     def kind(self) -> str:
         """The kind of work."""
-        return self.lease.kind
+        return self._lease.kind
 
     @property
     def payload(self) -> bytes:
         """The payload of the job, the same for all its tasks."""
-        return self.lease.payload
+        return self._lease.payload
+
+    @property
+    def text(self) -> str:
+        """The payload as a text.
+
+        Raises:
+            PayloadError: The payload is not valid UTF-8.
+        """
+        return decode_text(self.payload, f"the payload of job {self.job}")
+
+    def json(self) -> Any:
+        """Return the value that the payload has as JSON: a dict, list, str, number, bool or None.
+
+        Raises:
+            PayloadError: The payload is not valid JSON.
+        """
+        return decode_json(self.payload, f"the payload of job {self.job}")
 
     @property
     def controller(self) -> str:
         """The name of the client that submitted the job."""
-        return self.lease.controller
+        return self._lease.controller
 
     @property
     def attempt(self) -> int:
         """1 for the first attempt, and one more for each attempt that failed before."""
-        return self.lease.failures + 1
+        return self._lease.failures + 1
 
     @property
     def agreed(self) -> int:
         """The number of tasks of the job."""
-        return self.lease.agreed
+        return self._lease.agreed
 
     def progress(self, fraction: float | None, note: str = "") -> None:
         """Report progress to the controller. May be called from any thread, as often as you like.
@@ -141,17 +159,16 @@ class Task:
             if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
                 raise UsageError(f"progress is {fraction!r}: it must be between 0 and 1")
             fraction = min(max(float(fraction), 0.0), 1.0)
-        self.step = fraction, note
+        self._step = fraction, note
         self._on_progress(self)
 
 
-def to_result(result: object) -> bytes:
-    """Return the result of a handler as bytes. Raise UsageError, whose text the controller reads, for a wrong type."""
-    if result is None:
-        return b""
-    if not isinstance(result, bytes | bytearray | memoryview | str):
-        raise UsageError(f"a result of type {type(result).__name__}: a handler returns bytes, a text or None")
-    return result if type(result) is bytes else to_bytes(result)
+def to_result(result: Payload) -> bytes:
+    """Return the result of a handler as bytes; None is an empty result.
+
+    Raises UsageError, whose text the controller reads, for a wrong type.
+    """
+    return b"" if result is None else to_bytes(result, "a result")
 
 
 def failure_text(error: BaseException) -> str:
@@ -271,7 +288,7 @@ class TaskExecutor:
                 await asyncio.wait(self._runners, timeout=HURRIED_CLOSE_TIMEOUT_S)
         if is_hurried:
             return
-        stubborn = [task for task in self._lingering if task.runner in self._runners]
+        stubborn = [task for task in self._lingering if task._runner in self._runners]
         if stubborn:
             names = ", ".join(f"task {task.number} of job {task.job} ({task.kind!r})" for task in stubborn)
             warnings.warn(
@@ -333,7 +350,7 @@ class TaskExecutor:
             except RuntimeError as error:
                 self._on_failed(task, error)
             else:
-                task.is_in_thread = True
+                task._is_in_thread = True
                 self._in_threads += 1
             return
         self._waiting.append((task, handler))
@@ -346,9 +363,9 @@ class TaskExecutor:
             _logger.info("%r was revoked: %s", task, reason)
             task.revoked_because = reason
             task.is_revoked = True
-            if task.runner is not None:
-                task.runner.cancel()
-            if task.runner is not None or task.is_in_thread:
+            if task._runner is not None:
+                task._runner.cancel()
+            if task._runner is not None or task._is_in_thread:
                 self._lingering.add(task)
                 self._update_capacity_soon()
             self._notify_change()
@@ -404,9 +421,9 @@ class TaskExecutor:
         until = time.monotonic() + _RUN_S
         while waiting:
             task, handler = waiting.popleft()
-            if task.lease not in self._tasks:  # it was revoked
+            if task._lease not in self._tasks:  # it was revoked
                 continue
-            task.runner = runner
+            task._runner = runner
             try:
                 result = await handler.call(task)
             except asyncio.CancelledError as error:
@@ -450,26 +467,26 @@ class TaskExecutor:
         """Report the step of a task, from any thread."""
         if self._loop_calls.is_in_loop:
             self._report_step(task)
-        elif not task.has_unsent_step:
-            task.has_unsent_step = True
+        elif not task._has_unsent_step:
+            task._has_unsent_step = True
             self._loop_calls.call(self._report_step, task)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def _report_step(self, task: Task) -> None:
-        task.has_unsent_step = False  # before the step is read, so that a newer one is reported too
-        if task.lease in self._tasks:
-            self._core.step(task.lease, *task.step)
+        task._has_unsent_step = False  # before the step is read, so that a newer one is reported too
+        if task._lease in self._tasks:
+            self._core.step(task._lease, *task._step)
 
-    def _on_finished(self, task: Task, result: object) -> None:
-        if task.lease not in self._tasks:
+    def _on_finished(self, task: Task, result: Payload) -> None:
+        if task._lease not in self._tasks:
             return  # it was revoked
         try:
             payload = to_result(result)
             try:
-                self._core.finish(task.lease, payload)
+                self._core.finish(task._lease, payload)
             except BufferFullError:
-                task.runner, task.is_in_thread = None, False  # the handler has ended: nothing to cancel
+                task._runner, task._is_in_thread = None, False  # the handler has ended: nothing to cancel
                 self._results.append((task, payload))
             else:
                 self._remove(task)
@@ -482,23 +499,23 @@ class TaskExecutor:
             self._on_finished(*self._results.popleft())
 
     def _on_failed(self, task: Task, error: BaseException) -> None:
-        if task.lease in self._tasks:
+        if task._lease in self._tasks:
             is_final = isinstance(error, TaskFailedError) and error.final
             if isinstance(error, TaskFailedError):
                 _logger.info("%r failed: %s", task, failure_text(error))
             else:
                 _logger.warning("the handler of %r raised %s", task, type(error).__name__, exc_info=error)
-            self._core.fail(task.lease, failure_text(error), is_final=is_final)
+            self._core.fail(task._lease, failure_text(error), is_final=is_final)
             self._remove(task)
 
     def _give_back(self, task: Task) -> None:
-        if task.lease in self._tasks:
-            self._core.give_back(task.lease)
+        if task._lease in self._tasks:
+            self._core.give_back(task._lease)
             self._remove(task)
 
     def _remove(self, task: Task) -> None:
         """Forget a task: the sans-IO client reports its outcome."""
-        del self._tasks[task.lease]
+        del self._tasks[task._lease]
         if self._changed:
             self._notify_change()
 

@@ -19,21 +19,30 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import Final, Literal, TypeAlias, TypeVar, overload
 
 from godwit.broker.topics import check_kind
+from godwit.client.batches import Payload
+from godwit.client.config import SEND_BUFFER_BYTES
 from godwit.errors import UsageError
-from godwit.limits import MAX_CAPACITY, MAX_KINDS
+from godwit.limits import MAX_CAPACITY, MAX_KINDS, SESSION_EXPIRY_S
+from godwit.net.address import Brokers
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, connect
 from godwit.net.command import run_command
 from godwit.net.loop import run
+from godwit.net.runtime import OnState
 from godwit.net.tasks import Handler, Task, TaskExecutor
+from godwit.transport.config import EndpointConfig
+from godwit.wire.control import Will
 
 StopMode: TypeAlias = Literal["finish", "now"]
-F = TypeVar("F", bound=Callable[[Task], object])
+TaskHandler: TypeAlias = Callable[[Task], Payload | Awaitable[Payload]]
+"""A handler: it gets a task, and returns its result as bytes, a text, or a value to be sent as JSON; None is an empty
+result. An async function runs in the event loop, a plain one in a thread."""
+F = TypeVar("F", bound=TaskHandler)
 
 STOPPED: Final = "the worker stops"
 """The reason with which the tasks of a worker that stops are revoked."""
@@ -64,7 +73,7 @@ class Handlers:
 
     def add_command(self, kind: str, command: Sequence[str]) -> None:
         """Add a command that is run for each task."""
-        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+        if not isinstance(command, list | tuple) or not command or not all(isinstance(word, str) for word in command):
             raise UsageError(f"the command for {kind!r} is {command!r}: give a list of words, such as ['wc', '-c']")
         if not hasattr(os, "killpg"):
             raise UsageError("a command needs a system with process groups: give a function that runs it instead")
@@ -100,15 +109,34 @@ class Worker:
     """
 
     def __init__(
-        self, broker: str = "localhost", *, name: str | None = None, capacity: int = 1, **options: Any
+        self,
+        broker: Brokers = "localhost",
+        *,
+        name: str | None = None,
+        capacity: int = 1,
+        secret: bytes | str = b"",
+        will: Will | None = None,
+        timeout_s: float | None = None,
+        session_expiry_s: int = SESSION_EXPIRY_S,
+        fresh: bool = False,
+        send_buffer_bytes: int = SEND_BUFFER_BYTES,
+        on_state: OnState | None = None,
+        endpoint: EndpointConfig | None = None,
     ) -> None:
         """Make a worker. It connects when it is run.
 
         Args:
-            broker: The broker's address, see `godwit.connect`.
+            broker: The address of the broker, or several, see `godwit.connect`.
             name: The worker's name; the broker assigns one to a worker without.
             capacity: How many tasks it executes at once.
-            options: The other options of `godwit.connect`: secret, timeout_s, on_state, ...
+            secret: Proves the name, see `godwit.connect`.
+            will: A message that the broker publishes if the worker is lost without closing.
+            timeout_s: How long to wait for the broker when it is run; None waits for ever.
+            session_expiry_s: See `godwit.connect`.
+            fresh: See `godwit.connect`.
+            send_buffer_bytes: Size of the buffer for results that are not confirmed yet.
+            on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed.
+            endpoint: Settings of the transport.
 
         Raises:
             UsageError: An option is invalid.
@@ -116,8 +144,21 @@ class Worker:
         """
         if type(capacity) is not int or not 1 <= capacity <= MAX_CAPACITY:
             raise UsageError(f"capacity is {capacity!r}: a worker does 1 to {MAX_CAPACITY} tasks at once")
-        self._connecting = partial(connect, broker, name=name, **options)
+        self._connecting = partial(
+            connect,
+            broker,
+            name=name,
+            secret=secret,
+            will=will,
+            timeout_s=timeout_s,
+            session_expiry_s=session_expiry_s,
+            fresh=fresh,
+            send_buffer_bytes=send_buffer_bytes,
+            on_state=on_state,
+            endpoint=endpoint,
+        )
         self._connecting()  # raises errors of invalid options here, not when it runs
+        self._name = name
         self._capacity = capacity
         self._handlers = Handlers()
         self._lock = threading.Lock()
@@ -130,6 +171,11 @@ class Worker:
         self._executor: TaskExecutor | None = None
         self._waiting_for_ready: list[asyncio.Future[None]] = []
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(repr, self._handlers.by_kind)) or "no kinds yet"
+        state = "running" if self._loop is not None else "not running"
+        return f"<Worker {self._name or 'without a name'}, {kinds}, capacity {self._capacity}, {state}>"
+
     @overload
     def handles(self, kind: str) -> Callable[[F], F]: ...
 
@@ -139,11 +185,12 @@ class Worker:
     def handles(self, kind: str, *, command: Sequence[str] | None = None) -> Callable[[F], F] | None:
         """Set the handler of a kind: the decorated function, or a command.
 
-        A handler takes a Task and returns bytes, a str or None. If it raises an exception, the attempt has failed, and
-        is repeated as the job's options say. `godwit.TaskFailed` fails with a text of its own, and with `final=True`
-        for good. When its task is revoked, an async handler is cancelled, a command is terminated, and a handler in a
-        thread should check `task.is_revoked`. Long computations belong into a plain function: in an async one they
-        would block the worker's keep-alives, and the broker would give its tasks to others.
+        A handler takes a Task and returns bytes, a str, or a dict, list, number or bool, which are sent as JSON; None
+        is an empty result. If it raises an exception, the attempt has failed, and is repeated as the job's options say.
+        `godwit.TaskFailed` fails with a text of its own, and with `final=True` for good. When its task is revoked, an
+        async handler is cancelled, a command is terminated, and a handler in a thread should check `task.is_revoked`.
+        Long computations belong into a plain function: in an async one they would block the worker's keep-alives, and
+        the broker would give its tasks to others.
 
         Args:
             kind: The kind of work.
@@ -201,6 +248,8 @@ class Worker:
             UsageError: It has no handlers or runs already, or the client is another worker.
             BrokerError: The broker refused the worker.
         """
+        if not isinstance(client, AsyncClient):
+            raise UsageError(f"serve with {client!r}: give an AsyncClient, from `await godwit.connect(...)`")
         with self._running():
             await self._serve(client)
 
@@ -245,7 +294,7 @@ class Worker:
             self._notify_ready(UsageError("the worker has ended before it was ready"))
 
     async def _serve(self, client: AsyncClient) -> None:
-        runtime = client.runtime
+        runtime = client._runtime
         executor = self._executor = runtime.begin_work(self._handlers.by_kind, self._capacity, self._notify_ready)
         try:
             self._apply_stop()

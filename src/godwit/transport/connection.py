@@ -214,6 +214,12 @@ class Connection:
         if not self.is_awake:
             self.wake()
 
+    def ping(self) -> None:
+        """Ask the peer for an acknowledgement."""
+        if self.state is _OPEN:
+            self._components.control_frames.ping()
+            self.wake()
+
     def close(self, now: float, code: int = Code.NORMAL, reason: str = "") -> None:
         """End the connection immediately and notify the peer. Unacknowledged records may be lost.
 
@@ -397,6 +403,23 @@ class Connection:
     def is_over(self) -> bool:
         """Whether the connection is closed and can be removed."""
         return self.state is ConnectionState.CLOSED
+
+    @property
+    def unanswered_since(self) -> float | None:
+        """Since when nothing was received although packets in flight ask for it; None if none is in flight."""
+        if self.state is not _OPEN or not self._components.recovery.sent.runs:
+            return None
+        return max(self._idle_timer.last_received_at, self._components.recovery.sent.runs[0].flight.sent_at)
+
+    @property
+    def last_received_at(self) -> float:
+        """When the last packet arrived; of an open connection."""
+        return self._idle_timer.last_received_at
+
+    @property
+    def probe_timeout_s(self) -> float:
+        """How long an acknowledgement may take before a probe is sent; of an open connection."""
+        return self._components.recovery.round_trip.probe_timeout_s
 
     @property
     def buffered_bytes(self) -> int:

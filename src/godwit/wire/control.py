@@ -237,6 +237,8 @@ class Topics(BaseControlMessage, frozen=True, kw_only=True, tag="topics"):
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic and its figures."""
+
     name: str
     policy: Literal["open", "publishers", "explicit"] = "open"
     subscribers: Count = 0
@@ -267,6 +269,8 @@ class Clients(BaseControlMessage, frozen=True, kw_only=True, tag="clients"):
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A client that is connected, or of which the broker keeps a session."""
+
     name: str
     address: str = ""
     """Empty: a session that is not connected."""

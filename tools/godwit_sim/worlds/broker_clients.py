@@ -566,6 +566,8 @@ class ClientApp:
                 case client_events.Offline():
                     self.is_online = False
                     self.reader.on_offline()
+                case client_events.Unanswered():
+                    pass  # no network of this world reports closed ports
                 case client_events.Ended():
                     self._on_ended(event)
                 case client_events.Reply():

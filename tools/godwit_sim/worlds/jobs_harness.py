@@ -250,6 +250,8 @@ class Actor:
                         raise ViolationError("lifecycle", f"{self.label}: welcomed as {event.name!r}")
                 case client_events.Offline():
                     self.is_online = False
+                case client_events.Unanswered():
+                    pass  # no network of this world reports closed ports
                 case client_events.Ended():
                     self._on_ended(event)
                 case client_events.WorkBufferAvailable():

@@ -174,7 +174,7 @@ def pipeline(
 ) -> None:
     """The pipeline against a plain PySpark job, a second run, many small steps, the delay to bronze, and memory.
 
-    Takes half an hour. It needs `pip install 'godwit[spark]'` and Java.
+    Takes half an hour. It needs `pip install 'godwit-mq[spark]'` and Java.
     """
     from godwit.cli.pipeline_run import require_java, require_packages
 
@@ -191,3 +191,14 @@ def pipeline(
         messages=messages,
         steps=steps,
     )
+
+
+@app.command("startup", epilog="Example: godwit bench startup --json")
+def startup(rounds: Rounds = 7, as_json: AsJson = False) -> None:
+    """How quickly the command line starts: processor time of --version, --help and pub, and the time of a query.
+
+    The query needs `pip install 'godwit-mq[spark]'`, and no Java.
+    """
+    from godwit_bench import startup as startup_bench
+
+    _run(startup_bench.run, as_json, rounds=rounds)

@@ -110,18 +110,18 @@ def print_notice(text: str) -> None:
     print(f"godwit: {safe(text)}", file=sys.stderr, flush=True)
 
 
-def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False) -> T:
+def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False, is_brief: bool = False) -> T:
     """Run a command to its end. A closed stdout ends the command with exit code 0.
 
     With `is_interactive` a user types at the terminal. uvloop is not used then, because it makes a terminal that it
-    reads non-blocking for all processes that share it.
+    reads non-blocking for all processes that share it. With `is_brief` the command sends one request and ends: loading
+    uvloop would take longer than it saves.
     """
     from godwit.net import loop
 
+    is_plain = is_interactive or is_brief
     try:
-        with asyncio.Runner(
-            loop_factory=asyncio.SelectorEventLoop if is_interactive else loop.new_event_loop
-        ) as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_plain else loop.new_event_loop) as runner:
             return runner.run(_until_terminated(main))
     except OutputClosedError:
         discard_output()
@@ -224,7 +224,7 @@ def ask(target: Target, send_request: Callable[[AsyncClient], Awaitable[T]]) -> 
             finally:
                 waiting.cancel()
 
-    return run(main())
+    return run(main(), is_brief=True)
 
 
 class _WaitNotice:

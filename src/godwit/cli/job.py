@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
-from typer.core import TyperCommand
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
@@ -24,6 +23,7 @@ from godwit.cli.connection import (
     connected,
     run,
 )
+from godwit.cli.main import PlainCommand
 from godwit.cli.text import safe, safe_json
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
@@ -61,7 +61,7 @@ WaitingTimeoutOption = Annotated[
 app = typer.Typer(no_args_is_help=True, help="Submit work to workers, and follow it.")
 
 
-class PayloadCommand(TyperCommand):
+class PayloadCommand(PlainCommand):
     """Records whether the arguments contain --, after which a payload may look like an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -87,7 +87,7 @@ def pub(
     else:
         # Bytes of the command line that are not UTF-8 are published unchanged.
         payload = (message or "").encode("utf-8", "surrogateescape")
-        run(_publish(target, topic, payload, quality, retain, quiet))
+        run(_publish(target, topic, payload, quality, retain, quiet), is_brief=True)
 
 
 def check_file(path: Path) -> None:

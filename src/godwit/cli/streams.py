@@ -175,19 +175,6 @@ def _check_length(line: bytes | bytearray, max_bytes: int, number: int) -> None:
         )
 
 
-def complete_streams() -> None:
-    """Open an empty stream in place of each standard stream that is closed (`>&-`).
-
-    Otherwise the next file or socket would get its descriptor number, which makes uvloop fail.
-    """
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
-
-
 def discard_output() -> None:
     """Redirect stdout to nowhere after OutputClosedError, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -32,8 +32,8 @@ from godwit.net.loop import LoopThread, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, TopicInfo
-from godwit.wire.jobs import JobInfo, JobState, TaskInfo
+from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo
+from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
 
@@ -237,9 +237,21 @@ class BlockingClient:
         """Create a topic. Needed where the topic's policy is `explicit`. See AsyncClient.create_topic."""
         self._thread.call(self._client.create_topic(topic))
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic that is not in use. See AsyncClient.delete_topic."""
+        self._thread.call(self._client.delete_topic(topic))
+
     def clients(self) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session."""
         return self._thread.call(self._client.clients())
+
+    def cursors(self, client: str | None = None) -> list[CursorInfo]:
+        """Return the subscriptions with their positions in the log. See AsyncClient.cursors."""
+        return self._thread.call(self._client.cursors(client))
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers with their kinds of work, capacity and tasks."""
+        return self._thread.call(self._client.workers())
 
     def kick(self, client: str, *filters: str, reason: str = "") -> None:
         """Remove another client, or one of its subscriptions. See AsyncClient.kick."""

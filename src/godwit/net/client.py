@@ -43,6 +43,10 @@ from godwit.wire.control import (
     ClientList,
     Clients,
     Create,
+    CursorInfo,
+    CursorList,
+    Cursors,
+    DeleteTopic,
     Done,
     Kick,
     Ping,
@@ -52,7 +56,18 @@ from godwit.wire.control import (
     Topics,
     Will,
 )
-from godwit.wire.jobs import JobDetails, JobInfo, JobList, JobState, ListJobs, ShowJob, TaskInfo
+from godwit.wire.jobs import (
+    JobDetails,
+    JobInfo,
+    JobList,
+    JobState,
+    ListJobs,
+    ListWorkers,
+    ShowJob,
+    TaskInfo,
+    WorkerInfo,
+    WorkerList,
+)
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -489,6 +504,15 @@ class AsyncClient:
         """
         await self._request(lambda n: Create(request=n, topic=topic), Done)
 
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic that is not in use, with its figures and its retained message. The log keeps its messages.
+
+        Raises:
+            TopicError: The topic does not exist, or is in use.
+            AccessError: This client may not delete it.
+        """
+        await self._request(lambda n: DeleteTopic(request=n, topic=topic), Done)
+
     async def clients(self) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session.
 
@@ -501,6 +525,39 @@ class AsyncClient:
             page = await self._request(partial(_clients, after), ClientList)
             found += page.clients
             if not page.more or not page.clients:
+                return found
+
+    async def cursors(self, client: str | None = None) -> list[CursorInfo]:
+        """Return the subscriptions with their positions in the log, in the order of the clients' names.
+
+        Args:
+            client: Only the subscriptions of this client.
+
+        Raises:
+            BrokerError: The client does not exist.
+            AccessError: This client may not list the subscriptions of others.
+        """
+        found: list[CursorInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._request(partial(_cursors, client, after), CursorList)
+            found += page.cursors
+            if not page.more or page.after <= (after or ""):  # a broker that makes no progress
+                return found
+            after = page.after
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers in the order of their names: kinds of work, capacity, and how many tasks they hold.
+
+        Raises:
+            AccessError: This client may not list workers.
+        """
+        found: list[WorkerInfo] = []
+        while True:
+            after = found[-1].name if found else None
+            page = await self._request(partial(_workers, after), WorkerList)
+            found += page.workers
+            if not page.more or not page.workers:
                 return found
 
     async def kick(self, client: str, *filters: str, reason: str = "") -> None:
@@ -594,6 +651,14 @@ class AsyncClient:
 
 def _topics(pattern: str | None, after: str | None, number: int) -> Topics:
     return Topics(request=number, filter=pattern, after=after)
+
+
+def _cursors(client: str | None, after: str | None, number: int) -> Cursors:
+    return Cursors(request=number, client=client, after=after)
+
+
+def _workers(after: str | None, number: int) -> ListWorkers:
+    return ListWorkers(request=number, after=after)
 
 
 def _clients(after: str | None, number: int) -> Clients:

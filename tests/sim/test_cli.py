@@ -42,7 +42,7 @@ def test_the_last_line_counts() -> None:
 def test_a_violation_shows_how_to_replay_it() -> None:
     result = runner.invoke(cli.app, ["run", "--world", "transport", "--seeds", "3", "--first", "6"])
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1] == "3 seeds, 1 violations"
+    assert result.stdout.splitlines()[-1] == "3 seeds, 1 violation"
     assert "seed 7 of transport: delivery: [twice]" in result.output
     assert "replay it: godwit sim run --world transport --seeds 1 --first 7" in result.output
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from godwit.cli.main import build_app
 
-COMMANDS = ("info", "tail", "export", "verify", "recover", "compact", "backup")
+COMMANDS = ("info", "tail", "export", "verify", "recover", "compact", "purge", "backup")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

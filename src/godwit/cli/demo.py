@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from godwit.cli.interrupts import EXIT_INTERRUPTED
+from godwit.cli import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console

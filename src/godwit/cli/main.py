@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import godwit
-from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
+from godwit.cli import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
@@ -47,16 +47,21 @@ SECTIONS: Final = (
         (
             ("job", "job", "Submit work to workers, and follow it."),
             ("worker", "worker", "Volunteer for kinds of work, and do it."),
+            ("workers", "clients", "List the workers with their tasks."),
         ),
     ),
     Section(
         "Broker",
         (
             ("broker", "broker", "Run a broker."),
-            ("topics", "topics", "List, show and create topics."),
+            ("config", "broker", "Check a configuration file."),
+            ("passwd", "broker", "Make a secret for a client, and its entry in the configuration."),
+            ("topics", "topics", "List, show, create and delete topics."),
             ("clients", "clients", "List the clients with their subscriptions."),
+            ("cursors", "clients", "List the subscriptions with their positions in the log."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
+            ("context", "context", "Name brokers, and choose the one that commands use."),
             ("log", "log", "Show a broker's log, export messages, and maintain its file."),
         ),
     ),
@@ -80,6 +85,14 @@ COMMANDS: Final[Mapping[str, str]] = {
     name: f"godwit.cli.{module}" for section in SECTIONS for name, module, _ in section.commands
 }
 """The module of each command."""
+
+CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "job": ("submit", "list", "show", "results", "cancel", "watch"),
+    "topics": ("list", "show", "create", "delete"),
+    "bench": ("pub", "sub", "latency"),
+    **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
+}
+"""Commands that connect to a broker, and their subcommands."""
 
 DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
     "bench": "Measure on this machine, side by side with peers and limits.",
@@ -171,7 +184,7 @@ def load_own_command(name: str) -> Any:
 
 def _new_holder() -> typer.Typer:
     holder = typer.Typer(add_completion=False, rich_markup_mode=None)
-    holder.callback()(_root)  # makes it a group, even with one command
+    holder.callback()(lambda: None)  # makes it a group, even with one command
     return holder
 
 
@@ -215,11 +228,35 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    typer_context: typer.Context,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            envvar="GODWIT_CONTEXT",
+            metavar="NAME",
+            help="Use the broker, name and secret of this context.",
+            show_default="the selected one, see godwit context",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Move messages and work over plain UDP datagrams, and lose none."""
+    _set_defaults(typer_context, context)
+
+
+def _set_defaults(root: typer.Context, context: str | None) -> None:
+    """Make the options of a context the defaults of all commands that connect to a broker."""
+    if root.invoked_subcommand not in CLIENT_COMMANDS:
+        return
+    from godwit.cli.context import chosen_context
+
+    options: dict[str, Any] = dict(chosen_context(context))
+    root.default_map = {
+        name: options | dict.fromkeys(subcommands, options) for name, subcommands in CLIENT_COMMANDS.items()
+    }
 
 
 def build_app() -> typer.Typer:

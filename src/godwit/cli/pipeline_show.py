@@ -87,6 +87,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
             from godwit.pipeline.sql import run_sql
 
             with run_sql(lake, sql) as result:
+                status.stop()  # the spinner would remain in front of the table
                 _show_rows(result.columns, result.rows, form, limit)
             return
         from godwit.pipeline.query import iterate_rows, run_query
@@ -94,6 +95,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
         with session(spark, lake, status) as found:
             status.update("working")
             answer = run_query(found, lake, sql)
+            status.stop()
             _show_rows(answer.columns, iterate_rows(answer), form, limit)
 
 

@@ -248,13 +248,6 @@ def test_a_quiet_broker_prints_no_lines_about_clients() -> None:
     assert "exclude each other" in error_of("broker", "--quiet", "--verbose")
 
 
-def test_a_verbose_broker_prints_the_log_of_the_library() -> None:
-    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--verbose") as command:
-        address = address_of(command)
-        assert godwit("pub", "verbose/a", "x", "-q", "--broker", address).returncode == 0
-        assert "godwit" in command.err.line()
-
-
 def test_refused_actions_and_jobs_are_event_lines(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(
@@ -278,13 +271,13 @@ def test_refused_actions_and_jobs_are_event_lines(tmp_path: Path) -> None:
 
 def test_config_check(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
-    config.write_text('listen = ["127.0.0.1:7000"]\ndata = "log"\n')
+    config.write_text('listen = ["127.0.0.1:7000"]\n')
     result = godwit("config", "check", str(config))
     assert result.returncode == 0, result.stderr
     assert result.stdout.decode().splitlines() == [
         f"{config} is valid",
         "listens on  127.0.0.1:7000",
-        f"log in      {tmp_path / 'log'}",
+        "log in      godwit-data",
         "access      every client may do everything",
     ]
     found = json.loads(godwit("config", "check", str(config), "--json").stdout)

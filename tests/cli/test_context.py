@@ -63,7 +63,7 @@ def test_name_and_secret_of_a_context(tmp_path: Path, home: str) -> None:
         assert godwit("context", "add", "desk", *arguments, XDG_CONFIG_HOME=home).returncode == 0
         assert godwit("pub", "desk/a", "x", "-q", XDG_CONFIG_HOME=home).returncode == 0
         # The secret of the context proves the name of the context, and not another name.
-        assert "may not publish" in error_of("pub", "desk/a", "x", "--name", "other", XDG_CONFIG_HOME=home)
+        assert "the name is unknown here" in error_of("pub", "desk/a", "x", "--name", "other", XDG_CONFIG_HOME=home)
 
 
 def test_invalid_contexts(home: str, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_ctrl_c_while_it_waits_for_input(address: str) -> None:
         pub.write("x\n")
         eventually(lambda: godwit("topics", "show", "pub/interrupted", "--broker", address).returncode == 0)
         assert pub.interrupt() == 130
+        assert pub.err.line().startswith("interrupted: ")
         assert pub.err.rest() == []
 
 
@@ -350,9 +351,9 @@ def test_a_message_is_repeated(address: str) -> None:
 
 @needs_posix
 def test_ctrl_c_prints_how_much_was_confirmed(address: str) -> None:
-    with running("pub", "pub/interrupted", "--lines", "--broker", address) as pub:
+    with running("pub", "pub/counted", "--lines", "--broker", address) as pub:
         pub.write("one\ntwo\n")
-        eventually(lambda: all_of(address, "pub/interrupted", "--payload-only") == b"one\ntwo\n")
+        eventually(lambda: all_of(address, "pub/counted", "--payload-only") == b"one\ntwo\n")
         assert pub.interrupt() == 130
         assert pub.err.line() == "interrupted: the first 2 lines were confirmed"
     with running("pub", "pub/forever", "x", "--repeat", "0", "--interval", "60", "--broker", address) as pub:

@@ -67,7 +67,7 @@ def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
 
 
 def test_a_kind_is_needed() -> None:
-    assert godwit("worker", "anna").returncode == 2
+    assert godwit("worker", "anna").returncode == 1
 
 
 def test_a_command_does_the_work(address: str) -> None:

@@ -83,7 +83,7 @@ def test_scenarios_print_a_table(monkeypatch: pytest.MonkeyPatch, passed: bool) 
     assert result.exit_code == (0 if passed else 1)
     for text in ("8.50 Mbit/s", "10.00 Mbit/s", "85%", "80%", "2.1%", "a note"):
         assert text in result.stdout
-    assert result.stdout.splitlines()[-1] == ("1 scenarios, 0 failed" if passed else "1 scenarios, 1 failed: loss")
+    assert result.stdout.splitlines()[-1] == ("1 scenario, 0 failed" if passed else "1 scenario, 1 failed: loss")
 
 
 ANNOUNCED = """

@@ -129,7 +129,8 @@ class NoticeWriter:
 
     def write(self, kind: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
         """Write a line, or count it if that is not possible. Never waits."""
-        if self._is_quiet and fields and ("client" in fields or "host" in fields):
+        is_own = kind in ("listening", "archive", "warning")
+        if self._is_quiet and not is_own and fields and ("client" in fields or "host" in fields):
             return
         with self._lock:
             is_admitted = self._limit.admit(kind, fields or {}, self._now_us())

@@ -153,7 +153,7 @@ def test_cursors_show_position_and_lag(address: str) -> None:
     assert rows[0].split() == ["client", "cursor", "subscription", "state", "position", "lag"]
     assert rows[1].split()[:4] == ["cursor-test", "bills", "cursors/a", "away"]
     assert rows[1].split()[-1] == f"{found['lag']:,}"
-    assert "there is no client 'no-one'" in error_of("cursors", "--client", "no-one", "--broker", address)
+    assert "the client 'no-one' does not exist" in error_of("cursors", "--client", "no-one", "--broker", address)
 
 
 def test_a_client_without_subscriptions(address: str) -> None:

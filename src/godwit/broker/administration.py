@@ -237,7 +237,7 @@ class Administration:
         if client is not None:
             known = self._admission.sessions.get(client)
             if known is None:
-                raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {client!r}")
+                raise RequestFailure(Code.NO_SUCH_CLIENT, f"the client {client!r} does not exist")
             found, _ = self._cursors_of(known)
             return CursorPage(found, ITEM_STEPS * (1 + len(found)))
         cursors: list[CursorStatus] = []

@@ -268,7 +268,7 @@ class AccessEntry:
 
         Raises:
             UsageError: An argument is invalid.
-            GodwitError: The configuration cannot be read, or has this client already.
+            GodwitError: Reading the configuration failed, or it has this client already.
         """
         from godwit.broker.access import Access, Rule
 

@@ -47,7 +47,7 @@ def read_contexts() -> tuple[dict[str, dict[str, str]], str | None]:
     """Return all contexts by name, and the name of the selected one.
 
     Raises:
-        GodwitError: The file cannot be read, or has another form.
+        GodwitError: Reading the file failed, or it has another form.
     """
     path = contexts_path()
     try:
@@ -89,7 +89,7 @@ def chosen_context(name: str | None) -> dict[str, str]:
 
     Raises:
         UsageError: The context does not exist.
-        GodwitError: The file cannot be read.
+        GodwitError: Reading the file failed.
     """
     contexts, selected = read_contexts()
     name = selected if name is None else name
@@ -103,7 +103,7 @@ def chosen_context(name: str | None) -> dict[str, str]:
 def is_secret_of_another(name: str | None, secret_file: Path) -> bool:
     """Return whether a secret file belongs to a context whose client name is not this one.
 
-    The secret of a context proves the name of the context, and no other name that a user gives with `--name`.
+    The secret of a context proves the name of the context, and no other name, such as that of `--name`.
     """
     contexts, _ = read_contexts()
     owners = {one.get("name") for one in contexts.values() if one.get("secret_file") == str(secret_file)}

@@ -244,7 +244,7 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None, int | None]:
     """Return the position, or the time, or the number of messages before the end of the log to start at.
 
     Raises:
-        UsageError: The text is none of them.
+        UsageError: The text has another form.
     """
     if text is None:
         return None, None, None
@@ -262,7 +262,7 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None, int | None]:
 
 
 def parse_age(text: str) -> timedelta | None:
-    """Return the duration that a text such as 90s, 5m, 2h, 1d or 1w names, or None if it is none."""
+    """Return the duration that a text such as 90s, 5m, 2h, 1d or 1w names, or None for another text."""
     match = _AGE.fullmatch(text)
     return None if match is None else timedelta(**{_AGE_UNITS[match[2]]: float(match[1])})
 

@@ -38,7 +38,13 @@ def test_the_table_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> 
     assert "godwit bench example" in out
     assert "missing" in out
     assert "0.91" in out
+    assert "1,234" in out
     assert "2 cores" in out
+
+
+def test_a_small_figure_keeps_its_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Report("small", {"cores": 2}, [Result("startup", 0.1234, "s")], []), as_json=False)
+    assert "0.123" in capsys.readouterr().out
 
 
 def test_rounds_are_interleaved() -> None:

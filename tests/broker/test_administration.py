@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
@@ -47,6 +48,129 @@ def test_create_needs_its_right_and_room() -> None:
     assert alice.refused_open("one more") is Code.TOO_MANY
     assert alice.refused_subscribe("one more") is Code.TOO_MANY
     alice.subscribe("one/+")
+
+
+# -- delete -----------------------------------------------------------------------------------------------------------
+
+
+def test_delete() -> None:
+    world = World()
+    alice = world.client("alice")
+    channel = alice.open("news")
+    alice.publish(channel, b"1", retain=True)
+    assert alice.refusal(c.DeleteTopic(request=50, topic="news")) is Code.TOPIC_EXISTS
+    alice.record(channel, b"", last=True)
+    world.run()
+    bob = world.client("bob")
+    bob.subscribe("news", number=7)
+    assert alice.refusal(c.DeleteTopic(request=51, topic="news")) is Code.TOPIC_EXISTS
+    bob.expect(c.Unsubscribe(request=60, subscription=7), c.Done)
+    bob.subscribe("+", start="latest")
+    alice.expect(c.DeleteTopic(request=52, topic="news"), c.Done)
+    assert [topic.name for topic in all_topics(alice)] == []
+    assert alice.refusal(c.DeleteTopic(request=53, topic="news")) is Code.NO_SUCH_TOPIC
+    assert world.told("topic_deleted") == ["alice deleted topic news"]
+    alice.publish(alice.open("news"), b"2")
+    assert bob.payloads[-1] == b"2"
+    (news,) = all_topics(alice)
+    assert (news.messages, news.retained) == (1, False)
+
+
+def test_a_deleted_topic_is_gone_after_a_restart() -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    for topic in ("kept", "deleted"):
+        channel = alice.open(topic)
+        alice.publish(channel, b"1", retain=True)
+        alice.record(channel, b"", last=True)
+    world.run()
+    alice.expect(c.DeleteTopic(request=50, topic="deleted"), c.Done)
+    world.restart()
+    assert [topic.name for topic in all_topics(world.client("alice"))] == ["kept"]
+
+
+def test_delete_needs_its_right() -> None:
+    alice = World(rules(("*", "create publish", "mine/#"))).client("alice")
+    assert alice.refusal(c.DeleteTopic(request=50, topic="yours")) is Code.NOT_ALLOWED
+    alice.expect(c.Create(request=51, topic="mine/x"), c.Done)
+    alice.expect(c.DeleteTopic(request=52, topic="mine/x"), c.Done)
+    assert alice.refusal(c.DeleteTopic(request=53, topic="$sys/topics")) is Code.NOT_ALLOWED
+    alice = World(Settings(topics=("configured",))).client("alice")
+    assert alice.refusal(c.DeleteTopic(request=54, topic="configured")) is Code.NOT_ALLOWED
+
+
+# -- cursors ----------------------------------------------------------------------------------------------------------
+
+
+def cursors(peer: Peer, client: str | None = None) -> list[c.CursorInfo]:
+    """All pages, each checked for its size."""
+    found: list[c.CursorInfo] = []
+    after: str | None = None
+    while True:
+        page = peer.expect(c.Cursors(request=peer.number(), client=client, after=after), c.CursorList)
+        assert len(encode_control(page)) <= MAX_CONTROL_RECORD_BYTES
+        found += page.cursors
+        if not page.more:
+            return found
+        assert page.after > (after or "")
+        after = page.after
+
+
+def test_a_cursor_shows_its_position_and_lag() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob", session_expiry_s=60)
+    subscription = bob.subscribe("news", cursor="screen").subscription
+    bob.subscribe("other")
+    channel = alice.open("news")
+    for _ in range(3):
+        alice.publish(channel, b"x")
+    bob.expect(c.CursorCommit(request=bob.number(), subscription=subscription, offset=2), c.Done)
+    screen, other = cursors(alice)
+    assert screen == c.CursorInfo(
+        client="bob", filters=["news"], cursor="screen", connected=True, position=2, lag=1, idle=True
+    )
+    assert other == c.CursorInfo(client="bob", filters=["other"], connected=True, position=3, idle=True)
+    bob.die()
+    alice.publish(channel, b"x")
+    screen, _ = cursors(alice, "bob")
+    assert (screen.connected, screen.position, screen.lag, screen.idle) == (False, 2, 2, False)
+
+
+def test_a_subscription_is_idle_when_everything_is_confirmed() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    alice.publish(alice.open("news"), b"retained", retain=True)
+    bob.confirms_itself = False
+    bob.subscribe("news", start="latest")
+    assert bob.payloads == [b"retained"]
+    (one,) = cursors(bob, "bob")
+    assert not one.idle
+    bob.confirm_all()
+    (one,) = cursors(bob, "bob")
+    assert one.idle
+    alice.publish(alice.open("news"), b"next")
+    (one,) = cursors(bob, "bob")
+    assert (one.idle, one.lag) == (False, 1)
+
+
+def test_cursors_of_others_need_the_right_to_kick() -> None:
+    world = World(rules(("*", "subscribe", "#")))
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news")
+    assert alice.refusal(c.Cursors(request=50)) is Code.NOT_ALLOWED
+    assert alice.refusal(c.Cursors(request=51, client="bob")) is Code.NOT_ALLOWED
+    assert [one.filters for one in cursors(bob, "bob")] == [["news"]]
+    assert World().client("alice").refusal(c.Cursors(request=52, client="nobody")) is Code.NO_SUCH_CLIENT
+
+
+def test_many_cursors_come_in_pages() -> None:
+    world = World()
+    alice = world.client("alice")
+    names = [f"client-{number:03}" for number in range(100)]
+    for name in names:
+        world.client(name).subscribe(*(f"{letter * 60}/{name}" for letter in "abcdefg"))
+    assert [one.client for one in cursors(alice)] == names
+    assert alice.expect(c.Cursors(request=alice.number()), c.CursorList).more
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------

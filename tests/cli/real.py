@@ -37,7 +37,7 @@ needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and te
 def environment(**more: str) -> dict[str, str]:
     """Without what the machine of the tests may have set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GODWIT_")}
-    return {**kept, "PYTHONUNBUFFERED": "1", "COLUMNS": "200", **more}
+    return {**kept, "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "XDG_CONFIG_HOME": os.devnull, **more}
 
 
 def godwit(*arguments: str, input: bytes = b"", **more: str) -> subprocess.CompletedProcess[bytes]:

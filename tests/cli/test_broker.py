@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import stat
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -231,3 +234,105 @@ def test_its_event_lines_need_no_reader(tmp_path: Path) -> None:
             assert process.stderr.read() == b""
         finally:
             process.kill()
+
+
+# -- event lines ------------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_broker_prints_no_lines_about_clients() -> None:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--quiet") as command:
+        address = address_of(command)
+        assert godwit("pub", "quiet/a", "x", "-q", "--broker", address).returncode == 0
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == 0
+        assert command.out.rest() == [line for line in command.out.seen[1:] if line.endswith("the broker has stopped")]
+    assert "exclude each other" in error_of("broker", "--quiet", "--verbose")
+
+
+def test_refused_actions_and_jobs_are_event_lines(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\ntopics = ["a"]\n[access]\nanonymous = true\n'
+    )
+    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--config", str(config)) as command:
+        address = address_of(command)
+        for arguments, text in (
+            (["pub", "b", "x"], "may not publish to 'b'"),
+            (["sub", "b/#"], "may not subscribe to 'b/#'"),
+            (["clients"], "may not see who is there"),
+            (["topics", "create", "c"], "may not create topic 'c'"),
+            (["job", "submit", "resize"], "may not submit jobs of the kind 'resize'"),
+        ):
+            error_of(*arguments, "--name", "visitor", "--broker", address)
+            assert f"refused: visitor {text}" in command.out.until("refused")
+
+
+# -- config and passwd ------------------------------------------------------------------------------------------------
+
+
+def test_config_check(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text('listen = ["127.0.0.1:7000"]\n')
+    result = godwit("config", "check", str(config))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.decode().splitlines() == [
+        f"{config} is valid",
+        "listens on  127.0.0.1:7000",
+        "log in      godwit-data",
+        "access      every client may do everything",
+    ]
+    found = json.loads(godwit("config", "check", str(config), "--json").stdout)
+    assert (found["listen"], found["is_open"]) == (["127.0.0.1:7000"], True)
+    config.write_text("lisen = 7\n")
+    assert "lisen" in error_of("config", "check", str(config))
+    assert "cannot read the configuration" in error_of("config", "check", str(tmp_path / "nothing"))
+
+
+def test_passwd_adds_a_client_that_can_log_in(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text("# my broker\n[access]\nanonymous = false\n")
+    arguments = ("passwd", "desk 3", "--config", str(config), "--allow", "publish", "--allow", "subscribe")
+    result = godwit(*arguments, "--topic", "home/#")
+    assert (result.returncode, result.stdout) == (0, b""), result.stderr
+    secret = tmp_path / "desk_3.secret"
+    assert config.read_text().startswith("# my broker\n")
+    assert not (tmp_path / "broker.toml.new").exists()
+    if os.name == "posix":
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    with broker("--config", str(config)) as address:
+        proof = ("--name", "desk 3", "--secret-file", str(secret), "--broker", address)
+        assert godwit("pub", "home/a", "x", "-q", *proof).returncode == 0
+        assert "may not publish" in error_of("pub", "other", "x", *proof)
+    assert "has the client 'desk 3' already" in error_of(*arguments, "--topic", "home/#")
+
+
+def test_passwd_without_a_configuration_prints_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = godwit("passwd", "desk", "--allow", "kick")
+    assert result.returncode == 0, result.stderr
+    found = tomllib.loads(result.stdout.decode())["access"]
+    assert found["client"] == [{"name": "desk", "secret_file": "desk.secret"}]
+    assert found["rule"] == [{"clients": ["desk"], "allow": ["kick"]}]
+    first = Path("desk.secret").read_text()
+    assert "desk.secret exists already" in error_of("passwd", "desk")
+    assert Path("desk.secret").read_text() == first
+    assert godwit("passwd", "desk", "--secret-file", "other.secret").returncode == 0
+    assert Path("other.secret").read_text() != first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["x", "--allow", "fly"], "choose from publish"),
+        (["x", "--allow", "publish"], "give filters"),
+        (["x", "--topic", "a"], "--topic belongs to a right"),
+        (["x", "--allow", "publish", "--topic", "a#"], "a wildcard stands alone"),
+        ([""], "0 bytes long"),
+    ],
+)
+def test_passwd_refuses_invalid_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert text in error_of("passwd", *arguments)
+    assert list(tmp_path.iterdir()) == []

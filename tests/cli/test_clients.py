@@ -135,3 +135,44 @@ def test_ctrl_c_shows_the_statistics(address: str) -> None:
 )
 def test_bad_input_of_ping_is_one_line(arguments: list[str], text: str) -> None:
     assert text in error_of("ping", *arguments)
+
+
+# -- cursors and workers ----------------------------------------------------------------------------------------------
+
+
+def test_cursors_show_position_and_lag(address: str) -> None:
+    for number in range(3):
+        godwit("pub", "cursors/a", str(number), "-q", "--broker", address)
+    arguments = ("sub", "cursors/a", "--cursor", "bills", "--name", "cursor-test", "--from", "earliest", "-n", "1")
+    assert godwit(*arguments, "--broker", address).returncode == 0
+    options = ("--client", "cursor-test", "--broker", address)
+    (found,) = map(json.loads, lines(godwit("cursors", "--json", *options).stdout))
+    assert (found["client"], found["filters"], found["cursor"]) == ("cursor-test", ["cursors/a"], "bills")
+    assert found["lag"] >= 2
+    rows = lines(godwit("cursors", *options).stdout)
+    assert rows[0].split() == ["client", "cursor", "subscription", "state", "position", "lag"]
+    assert rows[1].split()[:4] == ["cursor-test", "bills", "cursors/a", "away"]
+    assert rows[1].split()[-1] == f"{found['lag']:,}"
+    assert "the client 'no-one' does not exist" in error_of("cursors", "--client", "no-one", "--broker", address)
+
+
+def test_a_client_without_subscriptions(address: str) -> None:
+    result = godwit("cursors", "--client", "lister", "--name", "lister", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"no subscriptions\n")
+
+
+def test_workers_are_listed(address: str) -> None:
+    arguments = ("worker", "list-anna", "--kind", "list/a", "--kind", "list/b", "--capacity", "4", "--seconds", "600")
+    with running(*arguments, "--broker", address) as worker:
+        worker.err.until("volunteers for")
+        godwit("job", "submit", "list/a", "-q", "--broker", address)
+        rows = lines(godwit("workers", "--kind", "list/b", "--broker", address).stdout)
+        (found,) = map(json.loads, lines(godwit("workers", "--kind", "list/a", "--json", "--broker", address).stdout))
+    assert rows[0].split() == ["worker", "state", "tasks", "capacity", "load", "last", "report", "(UTC)", "kinds"]
+    assert rows[1].split()[:5] == ["list-anna", "ready", "1", "4", "25%"]
+    assert rows[1].endswith("list/a, list/b")
+    assert (found["name"], found["tasks"], found["load"], found["kinds"]) == (
+        "list-anna", 1, 0.25, ["list/a", "list/b"]
+    )  # fmt: skip
+    result = godwit("workers", "--kind", "list/none", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"no worker volunteers for list/none\n")

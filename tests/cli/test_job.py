@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.cli.real import broker, error_of, eventually, godwit, lines, needs_posix, running, write_secret
 
-from godwit.cli.job import SubmitRequest, read_payload
+from godwit.cli.job import JOB_PAYLOAD, SubmitRequest
+from godwit.cli.streams import read_payload as read_any_payload
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.job_options import JobOptions
@@ -294,6 +295,10 @@ def test_wishes_that_cannot_be(kind: str, options: JobOptions, text: str) -> Non
         SubmitRequest.of(kind, "x", None, options, is_literal=False)
 
 
+def read_payload(text: str | None, *, is_literal: bool = False) -> bytes:
+    return read_any_payload(text, JOB_PAYLOAD, is_literal=is_literal)
+
+
 def test_payloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"\x00\xff")
@@ -323,3 +328,55 @@ def test_a_payload_of_the_largest_size(tmp_path: Path) -> None:
     path = tmp_path / "fits"
     path.write_bytes(bytes(MAX_JOB_PAYLOAD_BYTES))
     assert len(read_payload(f"@{path}")) == MAX_JOB_PAYLOAD_BYTES
+
+
+# -- results in files, and many jobs at once --------------------------------------------------------------------------
+
+BYTES = f"'{sys.executable}' -c 'import sys; sys.stdout.buffer.write(bytes([0, 255, 10]))'"
+
+
+def test_results_are_written_to_files(address: str, tmp_path: Path) -> None:
+    with running("worker", "output-anna", "--kind", "job/output", "--exec", BYTES, "--broker", address) as worker:
+        worker.err.until("volunteers for")
+        folder = tmp_path / "a" / "results"
+        result = godwit("job", "submit", "job/output", "--output", str(folder), "-q", "--broker", address)
+        assert result.returncode == 0, result.stderr
+        path = Path(result.stdout.decode().rstrip("\n"))
+        assert (path.parent, path.read_bytes()) == (folder, b"\x00\xff\n")
+        number = path.name.split("-")[1]
+        again = godwit("job", "results", number, "-o", str(tmp_path / "b"), "--broker", address)
+        assert again.stdout.decode() == f"{tmp_path / 'b' / path.name}\n"
+        assert (tmp_path / "b" / path.name).read_bytes() == b"\x00\xff\n"
+        assert godwit("job", "results", number, "--broker", address).stdout == b"output-anna: \\x00\\xff\n"
+        (found,) = lines(godwit("job", "results", number, "--json", "--broker", address).stdout)
+        assert json.loads(found)["result_base64"] == "AP8K"
+
+
+def test_a_job_without_results(address: str) -> None:
+    number = godwit("job", "submit", "job/nothing", "-q", "--broker", address).stdout.decode().strip()
+    result = godwit("job", "results", number, "--broker", address)
+    assert (result.returncode, result.stdout) == (0, b"")
+    assert result.stderr.decode() == f"godwit: job {number} has no results yet; it is waiting\n"
+
+
+def test_a_folder_for_results_that_cannot_be(address: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    folder = str(tmp_path / "file" / "in")
+    assert "cannot create the folder" in error_of("job", "submit", "a", "--output", folder, "--broker", address)
+
+
+def test_all_jobs_of_a_kind_are_cancelled(address: str) -> None:
+    numbers = [
+        godwit("job", "submit", kind, "-q", "--broker", address).stdout.decode().strip()
+        for kind in ("cancel/these", "cancel/these", "cancel/others")
+    ]
+    result = godwit("job", "cancel", "--kind", "cancel/these", "--broker", address)
+    assert (result.returncode, result.stdout) == (0, b"cancelled 2 jobs of the kind cancel/these\n")
+    found = lines(
+        godwit("job", "list", "--kind", "cancel/these", "--state", "cancelled", "--json", "--broker", address).stdout
+    )
+    assert len(found) == 2
+    result = godwit("job", "cancel", numbers[2], "--broker", address)
+    assert result.stdout.decode() == f"cancelled job {numbers[2]}\n"
+    assert "give the numbers of the jobs, or --kind" in error_of("job", "cancel", "--broker", address)
+    assert "give the numbers of the jobs, or --kind" in error_of("job", "cancel", "1", "--kind", "a")

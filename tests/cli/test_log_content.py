@@ -317,7 +317,7 @@ def test_json_is_that_of_sub(tail_data: str) -> None:
         "published": "2025-03-01T12:00:37.999000Z",
         "received": "2025-03-01T12:00:38.000000Z",
         "qos": 1,
-        "retained": False,
+        "retain": False,
         "offset": 38,
         "payload": "19",
     }

@@ -1,4 +1,4 @@
-"""`godwit log verify`, `recover`, `compact` and `backup` as a user sees them."""
+"""`godwit log verify`, `recover`, `compact`, `purge` and `backup` as a user sees them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from godwit.cli.log_maintenance import missing_text
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.maintenance import VerifyReport
 from godwit.store.recover import LOST_END, RecoverReport
-from godwit.wire.changes import TopicRow
+from godwit.wire.changes import RetainedRow, TopicRow
 
 ROWS = [("home/a" if number % 3 else "home/b", str(number)) for number in range(30)]
 
@@ -447,3 +447,39 @@ def own_names(folder: Path) -> list[str]:
 def has_begun(folder: Path, command: str) -> bool:
     names = [path.name for path in folder.glob("*")]
     return any((name.endswith("-shm") if command == "verify" else ".draft" in name) for name in names)
+
+
+# -- purge ------------------------------------------------------------------------------------------------------------
+
+
+def test_purge_deletes_the_messages_of_some_topics(tmp_path: Path) -> None:
+    folder = write_log(
+        tmp_path / "data",
+        [[("a/debug", "1"), ("a/door", "2")], [("b/debug", "3")], [("a/door", "4"), ("a/debug", "5")]],
+    )
+    with opened(folder) as store:
+        store.append(
+            (), [RetainedRow("a/debug", b"5", "me", 1, 1, 1, 4), RetainedRow("a/door", b"4", "me", 1, 1, 1, 3)]
+        )
+        end = store.next_offset
+    data = ("--data", str(folder))
+    assert "confirm it with --yes" in error_of("log", "purge", "+/debug", *data)
+    assert "a wildcard stands alone" in error_of("log", "purge", "a#", "--yes", *data)
+    result = godwit("log", "purge", "+/debug", "--yes", "--json", *data)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["messages"], found["retained"]) == (3, 1)
+    assert godwit("log", "tail", *data).stdout == b"a/door: 2\na/door: 4\n"
+    assert godwit("log", "verify", *data).returncode == 0
+    with opened(folder) as store:
+        assert store.next_offset == end
+        assert [row.topic for row in store.state().retained] == ["a/door"]
+    again = godwit("log", "purge", "+/debug", "--yes", *data)
+    assert b"deleted 0 messages and 0 retained messages" in again.stdout
+
+
+def test_purge_needs_the_log_for_itself(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", [[("a", "1")]])
+    with opened(folder):
+        assert "purge needs the log for itself" in error_of("log", "purge", "a", "--yes", "--data", str(folder))
+    assert godwit("log", "tail", "--data", str(folder)).stdout == b"a: 1\n"

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import godwit
-from godwit.cli.main import COMMANDS, DEVELOPMENT_COMMANDS, ENTRY_POINTS, build_app, run
+from godwit.cli.main import COMMANDS, DEVELOPMENT_COMMANDS, ENTRY_POINTS, build_app, load_command, load_own_command, run
 from godwit.errors import GodwitError
 
 SCRIPT = Path(sys.executable).with_name("godwit")
@@ -63,7 +64,7 @@ def test_without_arguments_shows_help() -> None:
 def test_help_texts_follow_the_width_of_the_terminal() -> None:
     for name in (["pub"], ["demo"], ["bench", "forward"]):
         text = plain(CliRunner().invoke(build_app(), [*name, "--help"], terminal_width=60).stdout)
-        paragraphs = re.split(r"\n\s*\n", text.partition("╭")[0].strip())
+        paragraphs = re.split(r"\n\s*\n", re.split(r"\n(?:Arguments|Options):", text)[0].strip())
         assert len(paragraphs) > 2
         assert all(len(line.strip()) > 30 for part in paragraphs for line in part.splitlines()[:-1]), text
 
@@ -78,23 +79,77 @@ def test_every_command_is_in_the_help_and_has_an_example() -> None:
     text = plain(CliRunner().invoke(build_app(), ["--help"]).stdout)
     for name in COMMANDS:
         assert name in text
-        result = CliRunner().invoke(build_app(name), [name, "--help"])
+        result = CliRunner().invoke(build_app(), [name, "--help"])
         assert result.exit_code == 0, result.output
         assert f"Example: godwit {name}" in plain(result.stdout)
 
 
 IMPORTS = """
 import sys
-from godwit.cli.main import build_app
-build_app("pub")
-print([name for name in sys.modules if name.startswith(("godwit_bench", "godwit_sim", "prompt_toolkit"))])
+sys.argv = ["godwit", *sys.argv[1:]]
+from godwit.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print([name for name in sys.modules if name.startswith(("godwit_bench", "godwit_sim", "prompt_toolkit", "rich"))])
+print([name for name in sys.modules if name.startswith(("godwit.net.", "godwit.cli.")) or name == "asyncio"])
 """
 
 
+def imported(*arguments: str) -> tuple[str, str]:
+    """The two lists that IMPORTS prints after a command."""
+    command = [sys.executable, "-c", IMPORTS, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    tools, own = result.stdout.splitlines()[-2:]
+    return tools, own
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_import_no_command(option: str) -> None:
+    assert imported(option) == ("[]", "['godwit.cli.text', 'godwit.cli.main']")
+
+
 def test_only_what_is_wanted_is_imported() -> None:
-    result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=20, check=True)
-    assert "godwit" not in result.stdout
-    assert "prompt_toolkit" not in result.stdout
+    tools, own = imported("pub", "--help")
+    assert tools == "[]"
+    assert "'godwit.cli.pub'" in own
+    assert "'godwit.cli.sub'" not in own
+    assert "'godwit.net.client'" not in own
+
+
+def every_help() -> list[tuple[list[str], str]]:
+    """The help of each command and subcommand, at 80 columns."""
+    root = typer.main.get_command(build_app())
+    context = typer.Context(root)
+    pages = []
+    left: list[tuple[list[str], Any]] = [([name], load_own_command(name)) for name in COMMANDS]
+    left += [([name], load_command(entry)) for name, entry in root._entries.items()]  # type: ignore[attr-defined]
+    while left:
+        path, command = left.pop()
+        pages.append((path, command.get_help(typer.Context(command, info_name=" ".join(path), parent=context))))
+        left += [([*path, name], each) for name, each in getattr(command, "commands", {}).items()]
+    return pages
+
+
+def test_every_help_is_readable_at_80_columns() -> None:
+    pages = every_help()
+    assert len(pages) > 40
+    for path, text in pages:
+        assert all(len(line) <= 80 for line in text.splitlines()), path
+        assert not re.search(r"<\w+>|\{\w+\}|\[bold\]", text), path
+        assert "Example: " in text, path
+
+
+def test_help_keeps_square_brackets() -> None:
+    assert "pip install 'godwit-mq[spark]'" in CliRunner().invoke(build_app(), ["bench", "spark", "--help"]).stdout
+
+
+def test_development_commands_have_a_section() -> None:
+    text = CliRunner().invoke(build_app(), ["--help"]).stdout
+    section = text.partition("\nDevelopment:\n")[2]
+    assert re.search(r"^  bench +Measure", section, re.MULTILINE)
+    assert re.search(r"^  sim +Run", section, re.MULTILINE)
 
 
 # -- commands of other distributions ----------------------------------------------------------------------------------
@@ -161,9 +216,9 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeEntry]:
 
 
 def test_a_distribution_adds_a_function_or_a_group(entries: dict[str, FakeEntry]) -> None:
-    assert CliRunner().invoke(build_app("greet"), ["greet", "anna", "--loud"]).stdout == "ANNA\n"
-    assert CliRunner().invoke(build_app("numbers"), ["numbers", "two"]).stdout == "2\n"
-    text = plain(CliRunner().invoke(build_app("greet"), ["greet", "--help"]).stdout)
+    assert CliRunner().invoke(build_app(), ["greet", "anna", "--loud"]).stdout == "ANNA\n"
+    assert CliRunner().invoke(build_app(), ["numbers", "two"]).stdout == "2\n"
+    text = plain(CliRunner().invoke(build_app(), ["greet", "--help"]).stdout)
     assert "Usage: godwit greet" in text
     assert "This paragraph has two lines." in text
     assert entries["broken"].loads == 0
@@ -181,21 +236,21 @@ def test_the_list_of_commands_loads_no_other_distribution(entries: dict[str, Fak
 def test_development_tools_that_are_not_installed(
     entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert exit_code_of(build_app(name), monkeypatch, name, "run") == 1
+    assert exit_code_of(build_app(), monkeypatch, name, "run") == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(
         f"godwit: godwit {name} is a development tool and not installed: run make setup in a checkout"
     )
     entries[name] = FakeEntry(name, group())
-    assert CliRunner().invoke(build_app(name), [name, "one"]).stdout == "1\n"
+    assert CliRunner().invoke(build_app(), [name, "one"]).stdout == "1\n"
 
 
 def test_own_commands_come_first_and_look_for_no_others(
     entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
-    assert "Usage: godwit pub" in plain(CliRunner().invoke(build_app("pub"), ["pub", "--help"]).stdout)
+    assert "Usage: godwit pub" in plain(CliRunner().invoke(build_app(), ["pub", "--help"]).stdout)
 
 
 @pytest.mark.parametrize(
@@ -212,19 +267,19 @@ def test_a_broken_command_names_its_distribution(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert exit_code_of(build_app(name), monkeypatch, name) == 1
+    assert exit_code_of(build_app(), monkeypatch, name) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"godwit: {line}")
     assert err.count("\n") == 1
-    assert CliRunner().invoke(build_app("numbers"), ["numbers", "one"]).stdout == "1\n"
+    assert CliRunner().invoke(build_app(), ["numbers", "one"]).stdout == "1\n"
 
 
 def test_a_command_of_an_unknown_distribution(
     entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries["broken"].dist = None
-    assert exit_code_of(build_app("broken"), monkeypatch, "broken") == 1
+    assert exit_code_of(build_app(), monkeypatch, "broken") == 1
     assert "the command broken of an unknown distribution cannot" in capsys.readouterr().err
 
 

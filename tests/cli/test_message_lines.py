@@ -15,7 +15,7 @@ from godwit.client.message import Message
 
 
 def text_of(*messages: Message) -> str:
-    return MessageFormatter(as_json=False).render(messages).decode()
+    return MessageFormatter().render(messages).decode()
 
 
 def test_topic_and_payload() -> None:
@@ -30,16 +30,14 @@ def test_what_a_terminal_would_act_upon_is_escaped() -> None:
 
 def test_the_known_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_lines, "MAX_CACHED_TOPICS", 3)
-    lines = MessageFormatter(as_json=False)
+    lines = MessageFormatter()
     for number in range(10):
         assert lines.render([message(f"t{number}", b"x")]) == b"t%d: x\n" % number
     assert len(lines._topics) <= 3
 
 
 def test_json_has_the_fields_of_the_message() -> None:
-    rendered = MessageFormatter(as_json=True).render(
-        [message("a", b"21.5"), message("a", b"\xff\x00", qos=0, offset=None)]
-    )
+    rendered = MessageFormatter("json").render([message("a", b"21.5"), message("a", b"\xff\x00", qos=0, offset=None)])
     first, second = map(json.loads, rendered.decode().splitlines())
     assert first == {
         "topic": "a",
@@ -57,7 +55,7 @@ def test_json_has_the_fields_of_the_message() -> None:
 
 
 def test_json_is_one_line_and_safe() -> None:
-    rendered = MessageFormatter(as_json=True).render([message("a", "\n\x9b\u2028".encode())])
+    rendered = MessageFormatter("json").render([message("a", "\n\x9b\u2028".encode())])
     assert rendered.count(b"\n") == 1
     assert rendered.isascii()
     assert json.loads(rendered)["payload"] == "\n\x9b\u2028"
@@ -79,3 +77,24 @@ def test_another_extension_changes_nothing() -> None:
     for extension in (b"\xff", b"\xa0"):
         strange = msgspec.structs.replace(message("a", b"x"), extension=extension)
         assert text_of(strange) == "a: x\n"
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_formats() -> None:
+    one = message("a/b", b"\x1b[2Jx", qos=2, offset=7, publisher="me")
+    assert MessageFormatter(form="%t|%p|%x|%X|%l|%q|%r|%o|%n|%%").render([one]) == (
+        b"a/b|\\x1b[2Jx|1b5b324a78|1B5B324A78|5|2|0|7|me|%\n"
+    )
+    assert MessageFormatter(form="%I %U").render([one]) == b"2023-11-14T22:13:20.000001Z 1700000000.000001\n"
+    assert MessageFormatter(form="%j").render([one]) == MessageFormatter("json").render([one])
+    assert MessageFormatter(form="%t\\t%l\\n").render([one, one]) == b"a/b\t5\n" * 2
+    assert MessageFormatter(form="%t\\0").render([one]) == b"a/b\0"
+    assert MessageFormatter(form="%o").render([message("a", b"", qos=0, offset=None)]) == b"\n"
+
+
+def test_payloads_alone() -> None:
+    messages = [message("a", b"one\n"), message("b", b"\xff")]
+    assert MessageFormatter("payload").render(messages) == b"one\\n\n\\xff\n"
+    assert MessageFormatter("raw").render(messages) == b"one\n\xff"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.real import GODWIT, broker, environment, error_of, eventually, godwit, needs_posix, running, subscribed
 
-from godwit.cli.pub import lines_done, reached_text
+from godwit.cli.pub import messages_done, reached_text
 
 if sys.platform != "win32":
     from tests.cli.terminal import terminal
@@ -70,7 +70,7 @@ def test_a_negative_number_is_a_message(address: str) -> None:
         found = godwit("sub", "pub/negative", "--count", "1", "--broker", address)
         assert found.stdout.decode() == f"pub/negative: {message}\n"
     assert error_of("pub", "pub/negative", "--retian") == (
-        "unknown option --retian; if it is a message, put -- before it"
+        "unknown option --retian; if it is a payload, put -- before it"
     )
     assert godwit("pub", "--broker", address, "pub/negative", "--", "--retian").returncode == 0
 
@@ -125,6 +125,7 @@ def test_ctrl_c_while_it_waits_for_input(address: str) -> None:
         pub.write("x\n")
         eventually(lambda: godwit("topics", "show", "pub/interrupted", "--broker", address).returncode == 0)
         assert pub.interrupt() == 130
+        assert pub.err.line().startswith("interrupted: ")
         assert pub.err.rest() == []
 
 
@@ -186,6 +187,16 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["a", "x", "--qos", "one"], "unknown QoS one; choose 0"),
         (["a"], "give exactly one of MESSAGE"),
         (["a", "x", "--lines"], "give exactly one of MESSAGE"),
+        (["a", "x", "--stdin"], "give exactly one of MESSAGE, --stdin, --lines and --file"),
+        (["a", "x", "--repeat", "-1"], "--repeat -1 is out of range"),
+        (["a", "x", "--interval", "1"], "add --repeat"),
+        (["a", "x", "--repeat", "2", "--interval", "-1"], "--interval -1 is out of range"),
+        (["a", "--lines", "--repeat", "2"], "--repeat is for one message"),
+        (["a", "@no-such-file"], "cannot read no-such-file"),
+        (["a", "x", "--will-payload", "gone"], "add --will-topic"),
+        (["a", "x", "--will-topic", "a/#"], "a/#"),
+        (["a", "x", "--arq", "hope"], "unknown retransmission scheme 'hope'; choose selective-repeat"),
+        (["a", "x", "--arq", "go-back-n:0"], "the window '0' of go-back-n is out of range"),
         (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
         (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
         (["a", "x", "--broker", "host:port"], "is no port"),
@@ -261,7 +272,7 @@ def test_a_failure_reports_the_confirmed_lines(tmp_path: Path) -> None:
         assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith(
             "the broker accepts at most 1000"
         )
-    assert lines_done(2000) == "the first 2,000 lines were"
+    assert messages_done(2000) == "the first 2,000 lines were"
 
 
 def test_the_help_describes_qos_2_exactly() -> None:
@@ -311,3 +322,61 @@ def test_no_broker(nowhere: str) -> None:
         "no broker answered at 127.0.0.1 port 9 within 0.5 s: is it running there, and does the way to it let UDP pass?"
     )
     assert "127.0.0.1 port 9" in error_of("pub", "a", "x", "--timeout", "0.5", GODWIT_BROKER=nowhere)
+
+
+# -- one message from standard input or a file, and repetitions -------------------------------------------------------
+
+
+def all_of(address: str, filter: str, *options: str) -> bytes:
+    """What the log has, up to its end."""
+    result = godwit("sub", filter, "--from", "earliest", "--no-follow", *options, "--broker", address)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_standard_input_and_files_are_one_message(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "picture.bin"
+    path.write_bytes(b"\x00\xff\n\n")
+    for message in (["-"], ["--stdin"], [f"@{path}"]):
+        sent = godwit("pub", "pub/whole", *message, "-q", "--broker", address, input=b"two\nlines\n")
+        assert sent.returncode == 0, sent.stderr
+    assert all_of(address, "pub/whole", "--raw") == b"two\nlines\n" * 2 + b"\x00\xff\n\n"
+
+
+def test_a_message_is_repeated(address: str) -> None:
+    result = godwit("pub", "pub/again", "x", "--repeat", "3", "--interval", "0.01", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"3 messages confirmed; the last one reached no subscriber\n")
+    assert all_of(address, "pub/again", "--payload-only") == b"x\n" * 3
+
+
+@needs_posix
+def test_ctrl_c_prints_how_much_was_confirmed(address: str) -> None:
+    with running("pub", "pub/counted", "--lines", "--broker", address) as pub:
+        pub.write("one\ntwo\n")
+        eventually(lambda: all_of(address, "pub/counted", "--payload-only") == b"one\ntwo\n")
+        assert pub.interrupt() == 130
+        assert pub.err.line() == "interrupted: the first 2 lines were confirmed"
+    with running("pub", "pub/forever", "x", "--repeat", "0", "--interval", "60", "--broker", address) as pub:
+        eventually(lambda: all_of(address, "pub/forever", "--payload-only") == b"x\n")
+        assert pub.interrupt() == 130
+        assert pub.err.line() == "interrupted: the first message was confirmed"
+
+
+@needs_posix
+def test_the_will_of_a_killed_publisher(address: str) -> None:
+    will = ("--will-topic", "pub/will", "--will-payload", "gone", "--will-retain")
+    arguments = ("pub", "pub/alive", "x", "--repeat", "0", "--interval", "60", *will, "--broker", address)
+    with running(*arguments, "--name", "pub-killed") as pub:
+        eventually(lambda: all_of(address, "pub/alive", "--payload-only") == b"x\n")
+        pub.process.kill()
+        # Another client of the same name ends the connection of the killed one at once.
+        godwit("ping", "-n", "1", "--name", "pub-killed", "--broker", address)
+        eventually(lambda: all_of(address, "pub/will", "--payload-only") == b"gone\n")
+
+
+@pytest.mark.parametrize("arq", ["stop-and-wait", "go-back-n", "go-back-n:8", "selective-repeat"])
+def test_every_retransmission_scheme(address: str, arq: str) -> None:
+    topic = f"pub/arq/{arq.replace(':', '-')}"
+    lines = b"".join(b"%d\n" % number for number in range(200))
+    assert godwit("pub", topic, "--lines", "-q", "--arq", arq, "--broker", address, input=lines).returncode == 0
+    assert all_of(address, topic, "--payload-only", "--arq", arq) == lines

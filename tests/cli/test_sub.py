@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import _report_gap, file_line, parse_size, parse_start, position_after
+from godwit.cli.sub import _report_gap, file_line, parse_age, parse_size, parse_start, position_after
 from godwit.errors import UsageError
 from godwit.net.file_inbox import ReceivedFile
 
@@ -266,7 +266,16 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a\udcff"], "is not valid Unicode"),
         (["a", "--count", "0"], "--count 0 is out of range"),
         (["a", "--from", "soon"], "is not a position"),
-        (["a", "--save", "x", "--from", "earliest"], "--save does not accept --from"),
+        (["a", "--save", "x", "--no-follow"], "--save receives files"),
+        (["a", "--save", "x", "--raw"], "--save receives files"),
+        (["a", "--wait", "0"], "--wait 0 is out of range"),
+        (["a", "--json", "--raw"], "exclude each other"),
+        (["a", "--retained-only", "--from", "earliest"], "--retained-only does not accept"),
+        (["a", "--exclude", "b#"], "a wildcard stands alone"),
+        (["a", "--format", "%t %z"], "--format has an unknown %z; choose from %t, %p"),
+        (["a", "--format", "%t\\q"], "--format has an unknown \\q; choose from"),
+        (["a", "--session-expiry", "5"], "add --name to --session-expiry"),
+        (["a", "--name", "n", "--session-expiry", "-1"], "--session-expiry -1 is out of range"),
         (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is not a size; write it as 500MB"),
         (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is not a size"),
         (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
@@ -313,21 +322,43 @@ def test_no_size(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "start", "since"),
+    ("text", "start", "since", "back"),
     [
-        (None, None, None),
-        ("latest", "latest", None),
-        ("earliest", "earliest", None),
-        ("17", 17, None),
-        ("2025-03-01T12:00", None, datetime(2025, 3, 1, 12, tzinfo=UTC)),
-        ("2025-03-01T12:00:00+01:00", None, datetime(2025, 3, 1, 11, tzinfo=UTC)),
+        (None, None, None, None),
+        ("latest", "latest", None, None),
+        ("earliest", "earliest", None, None),
+        ("17", 17, None, None),
+        ("-10", None, None, 10),
+        ("2025-03-01T12:00", None, datetime(2025, 3, 1, 12, tzinfo=UTC), None),
+        ("2025-03-01T12:00:00+01:00", None, datetime(2025, 3, 1, 11, tzinfo=UTC), None),
     ],
 )
-def test_parse_start(text: str | None, start: str | int | None, since: datetime | None) -> None:
-    assert parse_start(text) == (start, since)
+def test_parse_start(text: str | None, start: str | int | None, since: datetime | None, back: int | None) -> None:
+    assert parse_start(text) == (start, since, back)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "9" * 30, "1969-01-01", "٣"])
+@pytest.mark.parametrize(
+    ("text", "age"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("5m", timedelta(minutes=5)),
+        ("1.5h", timedelta(hours=1.5)),
+        ("2d", timedelta(days=2)),
+        ("1w", timedelta(days=7)),
+        ("5", None),
+        ("5y", None),
+        ("-5m", None),
+    ],
+)
+def test_parse_age(text: str, age: timedelta | None) -> None:
+    assert parse_age(text) == age
+    if age is not None:
+        _, since, _ = parse_start(text)
+        assert since is not None
+        assert datetime.now(UTC) - timedelta(minutes=1) < since + age <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-", "-1x", "1.5", "9" * 30, "1969-01-01", "٣"])
 def test_no_start(text: str) -> None:
     with pytest.raises(UsageError, match="is not a position"):
         parse_start(text)
@@ -335,7 +366,7 @@ def test_no_start(text: str) -> None:
 
 def test_file_line() -> None:
     file = ReceivedFile(Path("in/a\x1b.bin"), "a.bin", "files", "me", 3, b"\xab" * 32)
-    assert file_line(file, as_json=False) == b"in/a\\x1b.bin\n"
+    assert file_line(file, as_json=False) == "in/a\\x1b.bin\n"
     found = json.loads(file_line(file, as_json=True))
     assert (found["path"], found["size_bytes"], found["sha256"]) == ("in/a\x1b.bin", 3, "ab" * 32)
 
@@ -346,3 +377,99 @@ def test_an_older_copy_of_the_log_is_reported(capsys: pytest.CaptureFixture[str]
     other, older = capsys.readouterr().err.splitlines()
     assert "the broker has a new log" in other
     assert "older copy of its log: the messages received at the offsets 1,200 to 1,299 are not in it" in older
+
+
+# -- where to end, and what to print ----------------------------------------------------------------------------------
+
+
+def test_no_follow_ends_at_the_end_of_the_log(address: str) -> None:
+    publish(address, "end/a", *map(str, range(300)))
+    publish(address, "other/end", "x")
+    found = godwit("sub", "end/#", "--from", "earliest", "--no-follow", "--payload-only", "--broker", address)
+    assert (found.returncode, lines(found.stdout)) == (0, [str(number) for number in range(300)])
+    found = godwit("sub", "end/nothing/#", "--from", "earliest", "--no-follow", "--broker", address)
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+    assert "300 of 301 messages arrived before the end of the log" in error_after_output(
+        "sub", "end/a", "--from", "earliest", "--no-follow", "-n", "301", "--broker", address
+    )
+
+
+def error_after_output(*arguments: str) -> str:
+    result = godwit(*arguments)
+    assert result.returncode == 1
+    return result.stderr.decode()
+
+
+def test_no_follow_with_a_cursor_prints_each_message_once(address: str) -> None:
+    arguments = ("sub", "end/cursor", "--cursor", "end-cursor", "--no-follow", "--payload-only", "--broker", address)
+    publish(address, "end/cursor", "one", "two")
+    assert lines(godwit(*arguments, "--from", "earliest").stdout) == ["one", "two"]
+    assert godwit(*arguments).stdout == b""
+    publish(address, "end/cursor", "three")
+    assert lines(godwit(*arguments).stdout) == ["three"]
+
+
+def test_wait_ends_after_a_time(address: str) -> None:
+    publish(address, "wait/a", "one")
+    found = godwit("sub", "wait/a", "--from", "earliest", "-W", "0.5", "--broker", address)
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"wait/a: one\n", b"")
+    text = error_after_output("sub", "wait/a", "--from", "earliest", "-W", "0.5", "-n", "2", "--broker", address)
+    assert text == "godwit: 1 of 2 messages arrived within 0.5 s\n"
+
+
+def test_messages_printed_before_the_time_is_over_do_not_come_again(address: str) -> None:
+    arguments = ("sub", "wait/named", "--name", "wait-named", "-W", "0.5", "--payload-only", "--broker", address)
+    publish(address, "wait/named", "one")
+    assert godwit(*arguments, "--from", "earliest").stdout == b"one\n"
+    publish(address, "wait/named", "two")
+    assert godwit(*arguments).stdout == b"two\n"
+
+
+def test_wait_needs_no_broker(nowhere: str) -> None:
+    assert "no broker answered" in error_of("sub", "a", "-W", "0.3", "--broker", nowhere)
+
+
+def test_from_counts_back_from_the_end(address: str) -> None:
+    publish(address, "back", *map(str, range(10)))
+    found = godwit("sub", "back", "--from", "-3", "--no-follow", "--payload-only", "--broker", address)
+    assert lines(found.stdout) == ["7", "8", "9"]
+    assert len(lines(godwit("sub", "back", "--from", "1h", "--no-follow", "--broker", address).stdout)) == 10
+
+
+def test_exclude(address: str) -> None:
+    for topic in ("exclude/a", "exclude/b/c", "exclude/b/d"):
+        publish(address, topic, "x")
+    found = godwit(
+        "sub", "exclude/#", "--exclude", "exclude/+/c", "-T", "exclude/a", "--from", "earliest", "--no-follow",
+        "--broker", address,
+    )  # fmt: skip
+    assert lines(found.stdout) == ["exclude/b/d: x"]
+
+
+def test_retained_only_and_no_retained(address: str) -> None:
+    for name in ("a", "b"):
+        godwit("pub", f"stored/{name}", "old", "--retain", "-q", "--broker", address)
+    found = godwit("sub", "stored/#", "--retained-only", "--format", "%t %r", "--broker", address)
+    assert sorted(lines(found.stdout)) == ["stored/a 1", "stored/b 1"]
+    with running("sub", "stored/#", "--no-retained", "--broker", address) as sub:
+        subscribed(address, "stored/#")
+        publish(address, "stored/a", "new")
+        assert sub.out.line() == "stored/a: new"
+
+
+def test_raw_keeps_every_byte(address: str) -> None:
+    data = bytes(range(256))
+    assert godwit("pub", "raw/bytes", "-", "-q", "--broker", address, input=data).returncode == 0
+    assert godwit("sub", "raw/bytes", "--from", "-1", "--no-follow", "--raw", "--broker", address).stdout == data
+
+
+def test_files_from_an_earlier_position(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "early.bin"
+    path.write_bytes(b"early" * 1000)
+    assert godwit("pub", "early/files", "--file", str(path), "-q", "--broker", address).returncode == 0
+    found = godwit(
+        "sub", "early/files", "--save", str(tmp_path / "in"), "--from", "earliest", "-n", "1", "-W", "20",
+        "--broker", address,
+    )  # fmt: skip
+    assert lines(found.stdout) == [str(tmp_path / "in" / "early.bin")]
+    assert (tmp_path / "in" / "early.bin").read_bytes() == path.read_bytes()

@@ -99,3 +99,21 @@ def test_no_broker(nowhere: str) -> None:
 @pytest.mark.parametrize("command", ["list", "show", "create"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: godwit topics {command}" in godwit("topics", command, "--help").stdout.decode()
+
+
+# -- delete -----------------------------------------------------------------------------------------------------------
+
+
+def test_delete(address: str) -> None:
+    godwit("pub", "deleted/topic", "x", "--retain", "-q", "--broker", address)
+    result = godwit("topics", "delete", "deleted/topic", "--broker", address)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"deleted deleted/topic\n", b"")
+    assert godwit("topics", "list", "deleted/#", "--broker", address).stdout == b""
+    assert "does not exist" in error_of("topics", "delete", "deleted/topic", "--broker", address)
+    assert "contains a wildcard" in error_of("topics", "delete", "deleted/#", "--broker", address)
+
+
+def test_a_topic_in_use_is_not_deleted(address: str) -> None:
+    with running("sub", "deleted/used", "--broker", address):
+        subscribed(address, "deleted/used")
+        assert "is in use: end its publishers" in error_of("topics", "delete", "deleted/used", "--broker", address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -66,7 +67,7 @@ def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
 
 
 def test_a_kind_is_needed() -> None:
-    assert godwit("worker", "anna").returncode == 2
+    assert godwit("worker", "anna").returncode == 1
 
 
 def test_a_command_does_the_work(address: str) -> None:
@@ -302,3 +303,44 @@ def test_long_payloads_are_cut() -> None:
     assert payload_preview(b"x" * SHOWN_BYTES) == ": " + "x" * SHOWN_BYTES
     assert payload_preview(b"x" * (SHOWN_BYTES + 1)) == ": " + "x" * SHOWN_BYTES + "…"
     assert payload_preview(b"\x1b\xff") == ": \\x1b\\xff"
+
+
+# -- a worker of a Python module --------------------------------------------------------------------------------------
+
+SHOP = """
+import godwit
+
+worker = godwit.Worker(capacity=2)
+other = 7
+
+@worker.handles("app/reverse")
+def reverse(task):
+    return task.payload[::-1]
+"""
+
+
+def test_the_worker_of_a_module(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "godwit_test_shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    with running("worker", "app-anna", "--app", "godwit_test_shop:worker", "--broker", address) as worker:
+        assert worker.err.line() == "godwit: app-anna does the work of godwit_test_shop:worker"
+        result = godwit("job", "submit", "app/reverse", "abc", "--wait", "-q", "--broker", address)
+    assert (result.returncode, result.stdout) == (0, b"app-anna: cba\n")
+
+
+@pytest.mark.parametrize(
+    ("app", "text"),
+    [
+        ("shop", "is not MODULE:NAME"),
+        ("godwit_no_such_module:worker", "cannot import godwit_no_such_module: ModuleNotFoundError"),
+        ("json:dumps", "'dumps' of json is not a godwit.Worker"),
+        ("json:nothing", "'nothing' of json is not a godwit.Worker"),
+    ],
+)
+def test_an_app_that_cannot_be_used(app: str, text: str) -> None:
+    assert text in error_of("worker", "anna", "--app", app)
+
+
+def test_an_app_has_its_own_kinds() -> None:
+    assert "leave out the other options" in error_of("worker", "anna", "--app", "a:b", "--kind", "x")
+    assert "name the kinds of work with --kind" in error_of("worker", "anna")

@@ -418,3 +418,57 @@ def test_many_requests_for_lists_wait_and_are_all_answered() -> None:
     world.pass_s(1)
     assert [page.request for page in ann.peer.all(j.JobList)] == list(range(250))
     assert ann.peer.closed is None
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def workers(world: World, name: str = "root") -> list[j.WorkerInfo]:
+    peer = world.client(name, secret=SECRETS[name])
+    found: list[j.WorkerInfo] = []
+    while True:
+        after = found[-1].name if found else None
+        page = peer.expect(j.ListWorkers(request=peer.number(), after=after), j.WorkerList)
+        found += page.workers
+        if not page.more:
+            return found
+
+
+def test_workers_are_listed_with_their_tasks() -> None:
+    world = guarded()
+    ann, bob = hand(world, "ann"), hand(world, "bob")
+    bob.volunteer("resize", "scan", capacity=3)
+    ann.submit("resize", b"1", b"2")
+    (found,) = workers(world)
+    assert (found.name, found.state, found.kinds) == ("bob", "ready", ["resize", "scan"])
+    assert (found.capacity, found.tasks) == (3, 2)
+    bob.peer.die()
+    (found,) = workers(world)
+    assert (found.state, found.tasks) == ("gone", 2)
+
+
+def test_a_worker_that_does_not_report_is_stalled() -> None:
+    world = guarded()
+    ann, bob = hand(world, "ann"), hand(world, "bob")
+    bob.volunteer("resize")
+    ann.submit("resize", b"1")
+    world.pass_s(LEASE_S + 1)
+    (found,) = workers(world)
+    assert (found.state, found.tasks) == ("stalled", 0)
+
+
+def test_a_list_of_workers_needs_the_right_to_kick_and_has_pages() -> None:
+    world = guarded()
+    peer = world.client("eve", secret=SECRETS["eve"])
+    assert peer.refusal(j.ListWorkers(request=50)) is Code.NOT_ALLOWED
+    world = World()
+    names = [f"worker-{number:03}" for number in range(300)]
+    for name in names:
+        JobClient.of(world, name).volunteer("k" * 250)
+    asking = world.client("asking")
+    page = asking.expect(j.ListWorkers(request=50), j.WorkerList)
+    assert page.more
+    rest = asking.expect(j.ListWorkers(request=51, after=page.workers[-1].name), j.WorkerList)
+    assert [one.name for one in (*page.workers, *rest.workers)][: len(page.workers) + 1] == names[
+        : len(page.workers) + 1
+    ]

@@ -42,7 +42,7 @@ def test_the_last_line_counts() -> None:
 def test_a_violation_shows_how_to_replay_it() -> None:
     result = runner.invoke(cli.app, ["run", "--world", "transport", "--seeds", "3", "--first", "6"])
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1] == "3 seeds, 1 violations"
+    assert result.stdout.splitlines()[-1] == "3 seeds, 1 violation"
     assert "seed 7 of transport: delivery: [twice]" in result.output
     assert "replay it: godwit sim run --world transport --seeds 1 --first 7" in result.output
 
@@ -83,7 +83,7 @@ def test_scenarios_print_a_table(monkeypatch: pytest.MonkeyPatch, passed: bool) 
     assert result.exit_code == (0 if passed else 1)
     for text in ("8.50 Mbit/s", "10.00 Mbit/s", "85%", "80%", "2.1%", "a note"):
         assert text in result.stdout
-    assert result.stdout.splitlines()[-1] == ("1 scenarios, 0 failed" if passed else "1 scenarios, 1 failed: loss")
+    assert result.stdout.splitlines()[-1] == ("1 scenario, 0 failed" if passed else "1 scenario, 1 failed: loss")
 
 
 ANNOUNCED = """

@@ -203,6 +203,26 @@ task_infos = st.builds(
     result_bytes=counts,
 )
 
+cursor_infos = st.builds(
+    c.CursorInfo,
+    client=texts,
+    filters=filters,
+    cursor=texts,
+    connected=st.booleans(),
+    position=counts,
+    lag=counts,
+    idle=st.booleans(),
+)
+worker_infos = st.builds(
+    j.WorkerInfo,
+    name=texts,
+    state=st.sampled_from(("ready", "stalled", "gone")),
+    kinds=st.lists(texts, max_size=3),
+    capacity=counts,
+    tasks=counts,
+    heard_us=counts,
+)
+
 CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.Login: st.builds(
         c.Login,
@@ -252,6 +272,11 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.ClientList: st.builds(
         c.ClientList, request=u(32), clients=st.lists(client_infos, max_size=3), more=st.booleans()
     ),
+    c.DeleteTopic: st.builds(c.DeleteTopic, request=u(32), topic=names),
+    c.Cursors: st.builds(c.Cursors, request=u(32), client=optional_names, after=optional_names),
+    c.CursorList: st.builds(
+        c.CursorList, request=u(32), cursors=st.lists(cursor_infos, max_size=3), more=st.booleans(), after=texts
+    ),
     c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),
     c.Work: st.builds(c.Work),
     j.Volunteer: st.builds(
@@ -280,6 +305,10 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     j.ShowJob: st.builds(j.ShowJob, request=u(32), job=counts, first_task=counts),
     j.JobDetails: st.builds(
         j.JobDetails, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
+    ),
+    j.ListWorkers: st.builds(j.ListWorkers, request=u(32), after=optional_names),
+    j.WorkerList: st.builds(
+        j.WorkerList, request=u(32), workers=st.lists(worker_infos, max_size=3), more=st.booleans()
     ),
     c.Ping: st.builds(c.Ping, request=u(32)),
     c.Pong: st.builds(c.Pong, request=u(32)),

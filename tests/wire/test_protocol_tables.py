@@ -23,9 +23,9 @@ from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
 from godwit.wire import packet as f
 from godwit.wire import work
-from godwit.wire.control import ClientInfo, ControlMessage, TopicInfo, Will, Work
+from godwit.wire.control import ClientInfo, ControlMessage, CursorInfo, TopicInfo, Will, Work
 from godwit.wire.control_base import Code
-from godwit.wire.jobs import JobInfo, JobSpec, TaskInfo
+from godwit.wire.jobs import JobInfo, JobSpec, TaskInfo, WorkerInfo
 from godwit.wire.parameters import Parameters
 from godwit.wire.work import FromBroker, FromClient
 
@@ -136,8 +136,10 @@ PARTS = [
     ("### Wills", 0, Will),
     ("#### `topic_list`", 1, TopicInfo),
     ("#### `client_list`", 1, ClientInfo),
+    ("#### `cursor_list`", 1, CursorInfo),
     ("#### `job_list`", 1, JobInfo),
     ("#### `job_shown`", 1, TaskInfo),
+    ("#### `worker_list`", 1, WorkerInfo),
     ("#### `submit`", 1, JobSpec),
     ("#### `report`", 1, work.TaskOutcome),
     ("#### `report`", 2, work.ProgressReport),

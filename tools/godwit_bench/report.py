@@ -93,9 +93,14 @@ def print_report(report: Report, *, as_json: bool) -> None:
     table.add_column("value", justify="right")
     table.add_column("unit")
     for result in report.results:
-        table.add_row(result.name, "missing" if result.value is None else f"{result.value:,.0f}", result.unit)
+        table.add_row(result.name, "missing" if result.value is None else _shown(result.value), result.unit)
     table.add_section()
     for ratio in report.ratios:
         value = "missing" if ratio.value is None else f"{ratio.value:.2f}"
         table.add_row(f"[bold]{ratio.name}", f"[bold]{value}", f"against {ratio.against}")
     console.print(table)
+
+
+def _shown(value: float) -> str:
+    """Return a figure with three digits if it is small, and else without a fraction."""
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:,.0f}"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from godwit.cli.connection import DEFAULT_BROKER, BrokerOption, NameOption, SecretOption, Target
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
 from godwit_bench.report import Report, merged, print_report
@@ -58,18 +59,6 @@ def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False)
     nats-server are installed with apt-get if you are root; else the error shows the command to install them.
     """
     _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
-
-
-@app.command("latency", epilog="Example: godwit bench latency --folder /var/lib --json")
-def latency(rounds: Rounds = 5, seconds: Seconds = 1.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
-    """The round trip of one message against NATS, Mosquitto, Zenoh and a bare UDP relay.
-
-    Takes about two minutes. The peers' clients come with `make setup`. Missing mosquitto and nats-server are
-    installed with apt-get if you are root; else the error shows the command to install them.
-    """
-    from godwit_bench import latency as latency_bench
-
-    _run(latency_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")
@@ -186,7 +175,7 @@ def pipeline(
 ) -> None:
     """The pipeline against a plain PySpark job, a second run, many small steps, the delay to bronze, and memory.
 
-    Takes half an hour. It needs `pip install 'godwit[spark]'` and Java.
+    Takes half an hour. It needs `pip install 'godwit-mq[spark]'` and Java.
     """
     from godwit.cli.pipeline_run import require_java, require_packages
 
@@ -203,3 +192,110 @@ def pipeline(
         messages=messages,
         steps=steps,
     )
+
+
+@app.command("startup", epilog="Example: godwit bench startup --json")
+def startup(rounds: Rounds = 7, as_json: AsJson = False) -> None:
+    """How quickly the command line starts: processor time of --version, --help and pub, and the time of a query.
+
+    The query needs `pip install 'godwit-mq[spark]'`, and no Java.
+    """
+    from godwit_bench import startup as startup_bench
+
+    _run(startup_bench.run, as_json, rounds=rounds)
+
+
+# -- a broker of the user's -------------------------------------------------------------------------------------------
+
+Topic = Annotated[str, typer.Option(metavar="TOPIC", help="Topic of the messages.")]
+Messages = Annotated[int, typer.Option("--messages", "-n", min=1, metavar="N", help="Number of messages in all.")]
+Size = Annotated[int, typer.Option(min=0, max=1_000_000, metavar="BYTES", help="Size of a payload.")]
+Quality = Annotated[int, typer.Option(min=0, max=2, help="QoS of the messages.")]
+Clients = Annotated[int, typer.Option("--clients", "-c", min=1, max=1000, metavar="N", help="Number of clients.")]
+
+
+@app.command("pub", epilog="Example: godwit bench pub --broker broker.local --messages 1000000 --clients 4")
+def pub(
+    messages: Messages = 100_000,
+    size: Size = 100,
+    clients: Clients = 1,
+    qos: Quality = 1,
+    topic: Topic = "bench/load",
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish to a broker of yours as fast as it confirms. QoS 1 and 2 end when everything is confirmed."""
+    from godwit_bench import broker as broker_bench
+
+    target = Target.of(broker, name, secret_file, None)
+    load = broker_bench.BrokerLoad(
+        broker=broker, name=name, secret=target.secret, topic=topic, clients=clients, messages=messages, size=size,
+        qos=qos,
+    )  # fmt: skip
+    _run(broker_bench.publish, as_json, load=load)
+
+
+@app.command("sub", epilog="Example: godwit bench sub --broker broker.local --messages 1000000")
+def sub(
+    messages: Messages = 100_000,
+    clients: Clients = 1,
+    topic: Topic = "bench/load",
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Receive what `godwit bench pub` sends to a broker of yours; each client receives all messages.
+
+    Start it before `godwit bench pub`, with the same topic and number of messages. The time begins with the first one.
+    """
+    from godwit_bench import broker as broker_bench
+
+    target = Target.of(broker, name, secret_file, None)
+    load = broker_bench.BrokerLoad(
+        broker=broker, name=name, secret=target.secret, topic=topic, clients=clients, messages=messages
+    )
+    _run(broker_bench.subscribe, as_json, load=load)
+
+
+@app.command("latency", epilog="Example: godwit bench latency --broker broker.local --rate 1000")
+def latency(
+    rounds: Rounds = 5,
+    seconds: Seconds = 1.0,
+    folder: Folder = Path(),
+    broker: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="A broker of yours, in place of the comparison.")
+    ] = None,
+    messages: Annotated[int, typer.Option(min=1, metavar="N", help="Number of messages, with --broker.")] = 1_000,
+    rate: Annotated[
+        float, typer.Option(min=0.1, max=1e6, metavar="R", help="Messages per second, with --broker.")
+    ] = 100.0,
+    size: Annotated[
+        int, typer.Option(min=8, max=1_000_000, metavar="BYTES", help="Size of a payload, with --broker.")
+    ] = 100,
+    qos: Quality = 1,
+    topic: Topic = "bench/latency",
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """The round trip of one message against NATS, Mosquitto, Zenoh and a bare UDP relay; or that of a broker of yours.
+
+    With --broker: the time from publishing to the arrival at a subscriber, both on this machine. Else the comparison,
+    which takes about two minutes. The peers' clients come with `make setup`. Missing mosquitto and nats-server are
+    installed with apt-get if you are root; else the error shows the command to install them.
+    """
+    if broker is None:
+        from godwit_bench import latency as latency_bench
+
+        _run(latency_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
+        return
+    from godwit_bench import broker as broker_bench
+
+    target = Target.of(broker, name, secret_file, None)
+    load = broker_bench.BrokerLoad(
+        broker=broker, name=name, secret=target.secret, topic=topic, messages=messages, size=size, qos=qos
+    )
+    _run(broker_bench.latency, as_json, load=load, rate=rate)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from godwit.cli.text import count
 from godwit_sim.network import Trace
 from godwit_sim.scenarios import SCENARIOS, SEEDS, Row, run_scenario
 from godwit_sim.worlds import WORLDS, Outcome, run_seed
@@ -75,7 +76,7 @@ def run(
     except BrokenProcessPool:
         typer.echo("a worker process was killed (out of memory?): try again with --processes 1", err=True)
         raise typer.Exit(EXIT_VIOLATION) from None
-    typer.echo(f"{len(work)} seeds, {violations} violations")
+    typer.echo(f"{count(len(work), 'seed')}, {count(violations, 'violation')}")
     if violations:
         raise typer.Exit(EXIT_VIOLATION)
 
@@ -151,7 +152,7 @@ def scenarios(
     width = None if sys.stdout.isatty() else 150
     Console(width=width).print(_table(rows))
     failed = [row.name for row in rows if not row.passed]
-    typer.echo(f"{len(rows)} scenarios, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}")
+    typer.echo(f"{count(len(rows), 'scenario')}, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}")
     if failed:
         raise typer.Exit(EXIT_VIOLATION)
 

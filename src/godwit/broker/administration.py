@@ -1,4 +1,4 @@
-"""Requests about topics and clients: create, kick, the progress of a publisher, and pages of lists."""
+"""Requests about topics and clients: create, delete, kick, the progress of a publisher, and pages of lists."""
 
 from __future__ import annotations
 
@@ -72,6 +72,18 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     messages_out: int
 
 
+class CursorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One subscription in a list, with its position in the log."""
+
+    client: str
+    filters: list[str]
+    cursor: str
+    connected: bool
+    position: int
+    lag: int
+    idle: bool
+
+
 class TopicPage(msgspec.Struct, frozen=True):
     """A page of the list of topics."""
 
@@ -88,6 +100,15 @@ class ClientPage(msgspec.Struct, frozen=True):
     clients: list[ClientStatus]
     steps: int
     has_more: bool = False
+
+
+class CursorPage(msgspec.Struct, frozen=True):
+    """A page of the list of subscriptions."""
+
+    cursors: list[CursorStatus]
+    steps: int
+    after: str | None = None
+    """If there may be more: the client after which to continue."""
 
 
 @dataclass(eq=False)
@@ -124,6 +145,27 @@ class Administration:
             raise RequestFailure(Code.TOO_MANY, str(error)) from None
         text = f"{session.name} created topic {name}"
         self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
+
+    def delete(self, session: Session, name: str) -> None:
+        """Delete a topic that is not in use. The log keeps its messages until retention deletes them."""
+        if name.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
+        if not self._catalogue.settings.access.may(session.name, session.is_proved, "create", name):
+            raise RequestFailure(
+                Code.NOT_ALLOWED, f"{session.name} may not delete topic {name!r}: this needs the right to create it"
+            )
+        topic = self._catalogue.get(name)
+        if topic is None:
+            raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
+        if name in self._catalogue.settings.topics:
+            raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} is in the broker's configuration: remove it there")
+        if topic.publishers or self._delivery.has_filter(name):
+            raise RequestFailure(
+                Code.TOPIC_EXISTS, f"topic {name!r} is in use: end its publishers, and the subscriptions to exactly it"
+            )
+        self._catalogue.delete(topic)
+        text = f"{session.name} deleted topic {name}"
+        self._effects.append(Notice("topic_deleted", text, session.fields(topic=name)))
 
     def topics(self, session: Session, pattern: str | None, after: str | None) -> TopicPage:
         """Return a page of the topics that a filter matches and that the client may subscribe or publish to."""
@@ -184,6 +226,56 @@ class Administration:
                 return ClientPage(found, ITEM_STEPS * len(found), has_more=True)
             found.append(status)
         return ClientPage(found, ITEM_STEPS * len(found))
+
+    def cursors(self, session: Session, client: str | None, after: str | None) -> CursorPage:
+        """Return a page of subscriptions, for a client that may kick or asks for its own."""
+        may_kick = self._catalogue.settings.access.may(session.name, session.is_proved, "kick", "")
+        if client != session.name and not may_kick:
+            raise RequestFailure(
+                Code.NOT_ALLOWED, f"{session.name} may not see positions of others: this needs the right to kick"
+            )
+        if client is not None:
+            known = self._admission.sessions.get(client)
+            if known is None:
+                raise RequestFailure(Code.NO_SUCH_CLIENT, f"the client {client!r} does not exist")
+            found, _ = self._cursors_of(known)
+            return CursorPage(found, ITEM_STEPS * (1 + len(found)))
+        cursors: list[CursorStatus] = []
+        room, steps = PAGE_BYTES, 0
+        last = after or ""
+        for known in self._admission.sessions.after(after):
+            found, cost_bytes = self._cursors_of(known)
+            room -= cost_bytes
+            if (room < 0 and cursors) or steps >= STEPS_PER_SEARCH:
+                return CursorPage(cursors, steps, last)
+            steps += 1 + ITEM_STEPS * len(found)
+            cursors += found
+            last = known.name
+        return CursorPage(cursors, steps)
+
+    def _cursors_of(self, session: Session) -> tuple[list[CursorStatus], int]:
+        """Return the subscriptions of a client, and their length in bytes at most; only the first of very many."""
+        end = self._delivery.next_offset
+        found: list[CursorStatus] = []
+        cost_bytes = 0
+        for one in session.subscriptions.values():
+            cost_bytes += 4 * (len(session.name) + len(one.cursor or "")) + ITEM_BYTES
+            cost_bytes += sum(4 * len(text) + 4 for text in one.filters)
+            if cost_bytes > PAGE_BYTES:
+                break
+            position = min(one.restart_position(end)[0], end)
+            is_connected = one.peer is not None
+            status = CursorStatus(
+                client=session.name,
+                filters=list(one.filters),
+                cursor=one.cursor or "",
+                connected=is_connected,
+                position=position,
+                lag=end - position,
+                idle=is_connected and one.is_live and not one.sent and not one.gaps and one.outbound.is_idle(),
+            )
+            found.append(status)
+        return found, min(cost_bytes, PAGE_BYTES)
 
     def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
         """Remove a client and its session, or (with filters) one of its subscriptions."""

@@ -249,6 +249,13 @@ class Catalogue:
         if topic is not None and not topic.messages and self._is_unused(topic):
             self._delete(topic)
 
+    def delete(self, topic: Topic) -> None:
+        """Delete a topic that no client uses, with its retained message."""
+        if topic.retained is not None:
+            self.retain(topic, None)
+            self._dirty.retained(topic)
+        self._delete(topic)
+
     def _is_unused(self, topic: Topic) -> bool:
         is_held = topic.is_created or topic.publishers or topic.retained is not None
         is_own = topic.name.startswith(RESERVED) and not topic.name.startswith(JOBS)

@@ -64,6 +64,10 @@ class Delivery:
         """The number of filters of all subscriptions."""
         return len(self._trie)
 
+    def has_filter(self, text: str) -> bool:
+        """Return whether any subscription, connected or not, has exactly this filter."""
+        return text in self._trie
+
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
     def add(self, subscription: BrokerSubscription) -> None:

@@ -179,7 +179,7 @@ class DirtyState:
                 topic.is_stored = True
                 changes.append(_topic(topic))
         for topic in dirty.retained:
-            if not topic.is_gone:
+            if not topic.is_gone or not _has_successor(topic, dirty):
                 changes.append(_retained(topic))
         if dirty.sessions or dirty.subscriptions:
             changes += self._session_changes(dirty, end_offset)
@@ -281,6 +281,11 @@ class DirtyState:
 
 def _topic(topic: Topic) -> TopicRow:
     return TopicRow(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
+
+
+def _has_successor(topic: Topic, dirty: DirtySet) -> bool:
+    """Return whether a new topic with the name of a deleted one is stored with this append."""
+    return any(one.name == topic.name for one in dirty.topics if not one.is_gone)
 
 
 def _retained(topic: Topic) -> RetainedRow:

@@ -19,6 +19,7 @@ from godwit.wire.changes import Change
 
 if TYPE_CHECKING:
     from godwit.broker.ports import Peer
+    from godwit.broker.session import Session
     from godwit.broker.subscription import BrokerSubscription, Lookup
 
 
@@ -141,6 +142,11 @@ class Notice(msgspec.Struct, frozen=True):
     kind: str
     text: str
     fields: dict[str, Any] = {}
+
+
+def refusal_notice(session: Session, code: int, text: str) -> Notice:
+    """Return the notice about a request of a client that was refused."""
+    return Notice("refused", f"refused: {text}", session.fields(code=int(code)))
 
 
 Effect: TypeAlias = Any

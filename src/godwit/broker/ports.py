@@ -260,6 +260,10 @@ class Outbound:
         """
         raise NotImplementedError
 
+    def is_idle(self) -> bool:
+        """Return whether the client has processed everything that was put."""
+        return True
+
     def flush(self) -> None:
         """The turn ends: send what `put` has collected. Called once for every outbound that was put to."""
 

@@ -1,15 +1,20 @@
-"""`godwit broker`: run a broker until it is stopped."""
+"""`godwit broker`, `godwit config` and `godwit passwd`: run a broker, check its configuration, and make secrets."""
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 import sys
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from godwit.cli.streams import discard_output
+from godwit.cli.text import count, safe
 from godwit.errors import ConfigurationError, GodwitError, UsageError
 
 if TYPE_CHECKING:
@@ -17,11 +22,18 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA: Final = "godwit-data"
 NO_ARCHIVE: Final = "none"
+SECRET_BYTES: Final = 24
+
+config_app = typer.Typer(no_args_is_help=True, help="Check a configuration file.")
 
 
 def register(root: typer.Typer) -> None:
-    """Add `godwit broker`."""
+    """Add `godwit broker`, `godwit config` and `godwit passwd`."""
     root.command("broker", epilog="Example: godwit broker --listen 127.0.0.1:50000 --listen '[::1]:50000'")(broker)
+    root.add_typer(config_app, name="config")
+    root.command(
+        "passwd", epilog="Example: godwit passwd sensor-1 --config broker.toml --allow publish --topic 'home/#'"
+    )(passwd)
 
 
 def broker(
@@ -61,6 +73,12 @@ def broker(
         ),
     ] = None,
     log_format: Annotated[str, typer.Option(metavar="text|json", help="Format of the event lines.")] = "text",
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no lines about single clients: only addresses and warnings.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print the log of the library on stderr, as GODWIT_LOG=debug.")
+    ] = False,
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM. Clients are notified on shutdown and reconnect when the broker is back.
 
@@ -68,17 +86,22 @@ def broker(
     on standard output. `archive on grpc://HOST:PORT` and `listening on udp://HOST:PORT` mean that these are ready.
     """
     from godwit.net import loop
+    from godwit.net.diagnostics import VARIABLE, configure_logging
     from godwit.net.notices import NoticeWriter
     from godwit.net.service import serve
 
     if log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {log_format}; choose text or json")
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose exclude each other: give one of them")
+    if verbose:
+        configure_logging({VARIABLE: "debug"})
 
     def load() -> Configuration:
         return with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
 
     configuration = load()
-    notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text")
+    notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text", is_quiet=quiet)
     try:
         loop.collect_garbage_rarely()
         loop.switch_threads_quickly()
@@ -136,3 +159,179 @@ def with_log(configuration: Configuration, *, data: Path | None, memory: bool, a
         is_on = archive != NO_ARCHIVE
         section = replace(section, is_on=is_on, listen=archive if is_on else None)
     return replace(configuration, data=folder, archive=section)
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+
+@config_app.callback(epilog="Example: godwit config check broker.toml")
+def config_group() -> None:
+    """Check a configuration file."""
+
+
+@config_app.command("check", epilog="Example: godwit config check broker.toml && systemctl reload godwit")
+def check_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="TOML file of a broker.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check a broker's configuration file and the secret files that it names. No broker is started.
+
+    The exit code is 1 if the file has an error; the text has its line and key.
+    """
+    from godwit.cli.tables import show_objects
+
+    configuration = with_log(load_file(file, []), data=None, memory=False, archive=None)
+    access = configuration.settings.access
+    if as_json:
+        facts = {
+            "file": str(file),
+            "listen": list(configuration.listen),
+            "data": str(configuration.data),
+            "clients": len(access.secrets),
+            "rules": len(access.rules),
+            "is_open": access.is_open,
+        }
+        show_objects([facts])
+        return
+    typer.echo(f"{safe(str(file))} is valid")
+    typer.echo(f"listens on  {', '.join(configuration.listen)}")
+    typer.echo(f"log in      {safe(str(configuration.data))}")
+    rules = f"{count(len(access.secrets), 'client')} with a secret, {count(len(access.rules), 'rule')}"
+    typer.echo(f"access      {'every client may do everything' if access.is_open else rules}")
+
+
+# -- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def passwd(
+    client: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", readable=False, help="Configuration of the broker, to which entries are added."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--secret-file",
+            metavar="FILE",
+            readable=False,
+            help="File to create, with the secret.",
+            show_default="NAME.secret, beside the configuration",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ACTION",
+            help="Right of the client: publish, subscribe, create, submit, work or kick; may be repeated.",
+        ),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="FILTER", help="Topics, or kinds of work, of these rights; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a random secret for a client, and the entries for the broker's configuration.
+
+    With --config the entries are added to the file; else they are printed. Send SIGHUP to a running broker to make it
+    read the file again. The client proves its name with --secret-file.
+    """
+    entry = AccessEntry.of(client, config, secret_file, allow or [], topics or [])
+    entry.write_secret()
+    try:
+        if config is not None:
+            entry.add_to(config)
+    except BaseException:
+        entry.secret_file.unlink(missing_ok=True)
+        raise
+    typer.echo(f"secret in {safe(str(entry.secret_file))}", err=True)
+    if config is None:
+        typer.echo(entry.toml(Path()), nl=False)
+    else:
+        typer.echo(f"added {safe(client)} to {safe(str(config))}; a running broker reads it after SIGHUP", err=True)
+
+
+@dataclass(frozen=True)
+class AccessEntry:
+    """A client with its secret, and a rule for it."""
+
+    client: str
+    secret_file: Path
+    allow: tuple[str, ...]
+    topics: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, client: str, config: Path | None, secret_file: Path | None, allow: list[str], topics: list[str]
+    ) -> AccessEntry:
+        """Return the entry that the arguments describe.
+
+        Raises:
+            UsageError: An argument is invalid.
+            GodwitError: Reading the configuration failed, or it has this client already.
+        """
+        from godwit.broker.access import Access, Rule
+
+        if topics and not allow:
+            raise UsageError("--topic belongs to a right: add --allow publish or another")
+        try:
+            Access(secrets={client: b"x"})
+            if allow:
+                Rule(clients=(client,), allow=frozenset(allow), topics=tuple(topics))  # type: ignore[arg-type]
+        except ConfigurationError as error:
+            raise UsageError(str(error)) from None
+        if config is not None and client in load_file(config, []).settings.access.secrets:
+            raise GodwitError(f"{config} has the client {client!r} already; remove its entry first")
+        if secret_file is None:
+            name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in client)
+            secret_file = (config.parent if config is not None else Path()) / f"{name.lstrip('.') or '_'}.secret"
+        return cls(client, secret_file, tuple(dict.fromkeys(allow)), tuple(topics))
+
+    def write_secret(self) -> None:
+        """Create the file of the secret, readable for its owner only.
+
+        Raises:
+            GodwitError: It exists, or cannot be written.
+        """
+        try:
+            number = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(number, "w") as file:
+                file.write(f"{secrets.token_urlsafe(SECRET_BYTES)}\n")
+        except FileExistsError:
+            raise GodwitError(
+                f"{self.secret_file} exists already; remove it, or name another file with --secret-file"
+            ) from None
+        except OSError as error:
+            raise GodwitError(f"cannot write {self.secret_file}: {error.strerror}; choose another file") from error
+
+    def toml(self, folder: Path) -> str:
+        """Return the entries of a configuration file in this folder."""
+        path = self.secret_file
+        with suppress(ValueError):
+            path = path.absolute().relative_to(folder.absolute())
+        # The strings of JSON are strings of TOML, too.
+        lines = ["", "[[access.client]]", f"name = {json.dumps(self.client)}", f"secret_file = {json.dumps(str(path))}"]
+        if self.allow:
+            lines += ["", "[[access.rule]]", f"clients = {json.dumps([self.client])}"]
+            lines += [f"allow = {json.dumps(list(self.allow))}"]
+            lines += [f"topics = {json.dumps(list(self.topics))}"] if self.topics else []
+        return "\n".join([*lines, ""])
+
+    def add_to(self, config: Path) -> None:
+        """Append the entries to a configuration file. A file that would be invalid then is left unchanged.
+
+        Raises:
+            GodwitError: The file cannot be written.
+            ConfigurationError: The file would be invalid.
+        """
+        before = config.read_text(encoding="utf-8")
+        beside = config.with_name(f"{config.name}.new")
+        try:
+            beside.write_text(before + self.toml(config.parent), encoding="utf-8")
+            beside.chmod(config.stat().st_mode)
+            load_file(beside, [])
+            beside.replace(config)
+        except OSError as error:
+            raise GodwitError(f"cannot write {config}: {error.strerror}; check its rights") from error
+        finally:
+            beside.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`godwit clients`, `godwit kick` and `godwit ping`: list clients, remove them, and measure round trips."""
+"""`godwit clients`, `cursors`, `workers`, `kick` and `ping`: list and remove clients, and measure round trips."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from godwit.cli.connection import (
     DEFAULT_BROKER,
     REQUEST_TIMEOUT_S,
+    ArqOption,
     BrokerOption,
     NameOption,
     SecretOption,
@@ -31,11 +32,14 @@ from godwit.wire.control_base import Code
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient
     from godwit.wire.control import ClientInfo
+    from godwit.wire.jobs import WorkerInfo
 
 
 def register(root: typer.Typer) -> None:
-    """Add `godwit clients`, `godwit kick` and `godwit ping`."""
+    """Add `godwit clients`, `cursors`, `workers`, `kick` and `ping`."""
     root.command("clients", epilog="Example: godwit clients --json")(clients)
+    root.command("cursors", epilog="Example: godwit cursors --client display-3")(cursors)
+    root.command("workers", epilog="Example: godwit workers --kind resize")(workers)
     root.command("kick", epilog="Example: godwit kick display-3 'home/#' --reason 'moved to another floor'")(kick)
     root.command("ping", epilog="Example: godwit ping --count 1000 --interval 0 --quiet")(ping)
 
@@ -45,6 +49,7 @@ def clients(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """List the clients of the broker with their subscriptions.
@@ -54,7 +59,7 @@ def clients(
     """
     from godwit.cli.tables import Column, show_objects, show_table
 
-    target = Target.of(broker, name, secret_file, timeout)
+    target = Target.of(broker, name, secret_file, timeout, arq)
     if as_json:
         found, dropped = ask(target, _clients_and_drops)
         show_objects([*map(_object, found), {"name": "$broker", "dropped": dropped}])
@@ -100,6 +105,116 @@ def _object(client: ClientInfo) -> dict[str, object]:
     return {**fields, "since": iso_time(since_us) if since_us else None}
 
 
+def cursors(
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="CLIENT", help="List only the subscriptions of this client.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """List the subscriptions with their positions in the log.
+
+    The position is the first offset that the client has not confirmed, or with a cursor not committed. The lag is the
+    number of messages from there to the end of the log, on all topics. A narrow terminal shows fewer columns; --json
+    has all.
+    """
+    from godwit.cli.tables import Column, show_objects, show_table
+
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    found = ask(target, lambda connection: connection.cursors(client))
+    if as_json:
+        show_objects(found)
+        return
+    if not found:
+        typer.echo("no subscriptions", err=True)
+        return
+    columns = [
+        Column("client", is_name=True),
+        Column("cursor", drop=2),
+        Column("subscription", least_width=16),
+        Column("state", drop=1),
+        Column("position", right=True),
+        Column("lag", right=True),
+    ]
+    rows = [
+        (
+            one.client,
+            one.cursor,
+            " + ".join(one.filters),
+            "away" if not one.connected else "idle" if one.idle else "receiving",
+            f"{one.position:,}",
+            f"{one.lag:,}",
+        )
+        for one in found
+    ]
+    show_table(columns, rows)
+
+
+def workers(
+    kind: Annotated[
+        str | None, typer.Option("--kind", "-k", metavar="KIND", help="List only workers for this kind of work.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """List the workers: kinds of work, capacity, tasks and load.
+
+    A stalled worker has not reported in time and gets no tasks. One that is gone has lost its connection, and the
+    broker waits for it until its leases end.
+    """
+    from godwit.cli.tables import Column, show_objects, show_table
+
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    found = [one for one in ask(target, lambda connection: connection.workers()) if kind is None or kind in one.kinds]
+    if as_json:
+        show_objects([_worker_object(one) for one in found])
+        return
+    if not found:
+        typer.echo("no workers" if kind is None else f"no worker volunteers for {safe(kind)}", err=True)
+        return
+    columns = [
+        Column("worker", is_name=True),
+        Column("state"),
+        Column("tasks", right=True),
+        Column("capacity", right=True),
+        Column("load", right=True, drop=1),
+        Column("last report (UTC)", "reported", shorten=short_moment, drop=2),
+        Column("kinds", least_width=12),
+    ]
+    rows = [
+        (
+            one.name,
+            one.state,
+            f"{one.tasks:,}",
+            f"{one.capacity:,}",
+            f"{_load(one):.0%}",
+            moment(one.heard_us),
+            ", ".join(one.kinds),
+        )
+        for one in found
+    ]
+    show_table(columns, rows)
+
+
+def _load(worker: WorkerInfo) -> float:
+    """Return the used part of a worker's capacity."""
+    return worker.tasks / worker.capacity if worker.capacity else 0.0
+
+
+def _worker_object(worker: WorkerInfo) -> dict[str, object]:
+    fields = msgspec.structs.asdict(worker)
+    heard_us = fields.pop("heard_us")
+    return {**fields, "load": round(_load(worker), 3), "reported": iso_time(heard_us) if heard_us else None}
+
+
 def kick(
     client: Annotated[str, typer.Argument(help="Name of the client; godwit clients lists the names.")],
     filters: Annotated[
@@ -112,6 +227,7 @@ def kick(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Remove a client, or with FILTER its subscription to exactly these filters. The client receives the reason."""
@@ -122,7 +238,7 @@ def kick(
     wanted = filters or []
     for filter in wanted:
         check_filter(filter)
-    target = Target.of(broker, name, secret_file, timeout)
+    target = Target.of(broker, name, secret_file, timeout, arq)
     try:
         ask(target, lambda connection: connection.kick(client, *wanted, reason=reason))
     except BrokerError as error:
@@ -160,6 +276,7 @@ def ping(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Measure round trips to the broker through the whole protocol, and print their statistics."""
@@ -169,7 +286,7 @@ def ping(
         raise UsageError(f"--interval {interval:g} is out of range; give seconds from 0 upward")
     trips_s: list[float] = []
     try:
-        run(_ping(Target.of(broker, name, secret_file, timeout), count, interval, trips_s, quiet))
+        run(_ping(Target.of(broker, name, secret_file, timeout, arq), count, interval, trips_s, quiet))
     finally:  # also after Ctrl-C
         if trips_s:
             typer.echo(statistics(trips_s))

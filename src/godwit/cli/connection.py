@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from godwit.cli.context import is_secret_of_another
 from godwit.cli.streams import OutputClosedError, discard_output
 from godwit.cli.text import safe
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, NameInUseError, UsageError
-from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
+from godwit.limits import (
+    GO_BACK_N_WINDOW,
+    MAX_ARQ_WINDOW,
+    MAX_SECRET_BYTES,
+    MAX_SESSION_EXPIRY_S,
+    MAX_WILL_BYTES,
+    SESSION_EXPIRY_S,
+)
 
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient, Connecting
+    from godwit.transport.config import EndpointConfig
+    from godwit.wire.control import Will
+    from godwit.wire.parameters import Arq
 
 T = TypeVar("T")
 
@@ -49,7 +60,37 @@ NameOption = Annotated[
 SecretOption = Annotated[
     Path | None, typer.Option("--secret-file", metavar="FILE", help="File with the secret that proves the name.")
 ]
+ArqOption = Annotated[
+    str | None,
+    typer.Option(
+        "--arq",
+        metavar="SCHEME",
+        help="Retransmission: selective-repeat, go-back-n, go-back-n:WINDOW or stop-and-wait.",
+        show_default="selective-repeat",
+    ),
+]
 _TIMEOUT_HELP: Final = "Give up when the broker is unreachable for this many seconds; 0: never."
+WillTopicOption = Annotated[
+    str | None,
+    typer.Option(
+        "--will-topic", metavar="TOPIC", help="Topic of a message that the broker publishes if this client is lost."
+    ),
+]
+WillPayloadOption = Annotated[
+    str | None, typer.Option("--will-payload", metavar="TEXT", help="Payload of the will.", show_default="empty")
+]
+WillQosOption = Annotated[str, typer.Option("--will-qos", metavar="0|1|2", help="QoS of the will.")]
+WillRetainOption = Annotated[bool, typer.Option("--will-retain", help="Keep the will for later subscribers.")]
+SessionExpiryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--session-expiry",
+        "-x",
+        metavar="SECONDS",
+        help="With --name: how long the broker keeps the session after this client has left.",
+        show_default=f"{SESSION_EXPIRY_S}",
+    ),
+]
 TimeoutOption = Annotated[
     float | None,
     typer.Option("--timeout", metavar="SECONDS", help=_TIMEOUT_HELP),
@@ -70,9 +111,14 @@ class Target:
     session_expiry_s: int = SESSION_EXPIRY_S
     is_cursor: bool = False
     """Whether `name` is a cursor's name that the user gave instead of a client name."""
+    arq: tuple[Arq, int] | None = None
+    """Retransmission scheme, and its window in fragments. None: the default."""
+    will: Will | None = None
 
     @classmethod
-    def of(cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None) -> Target:
+    def of(
+        cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None, arq: str | None = None
+    ) -> Target:
         """Return the target that the options of a command name.
 
         Raises:
@@ -81,10 +127,88 @@ class Target:
         """
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"--timeout {timeout:g} is out of range; give seconds, or 0 to try for ever")
+        if secret_file is not None and is_secret_of_another(name, secret_file):
+            secret_file = None
         if secret_file is not None and not name:
             raise UsageError("a secret proves a name: add --name to --secret-file")
         secret = b"" if secret_file is None else read_secret(secret_file)
-        return cls(broker, name, secret, timeout or None)
+        return cls(broker, name, secret, timeout or None, arq=None if arq is None else parse_arq(arq))
+
+    def endpoint(self) -> EndpointConfig:
+        """Return the settings of the transport."""
+        from godwit.transport.config import EndpointConfig
+
+        return EndpointConfig() if self.arq is None else EndpointConfig(arq=self.arq[0], arq_window=self.arq[1])
+
+
+def parse_arq(text: str) -> tuple[Arq, int]:
+    """Return the retransmission scheme that a text names, and its window in fragments.
+
+    Raises:
+        UsageError: The scheme is unknown, or its window is out of range.
+    """
+    scheme, colon, window = text.partition(":")
+    if scheme == "go-back-n":
+        if not colon:
+            return "go-back-n", GO_BACK_N_WINDOW
+        if window.isascii() and window.isdigit() and len(window) <= len(str(MAX_ARQ_WINDOW)):
+            fragments = int(window)
+            if 1 <= fragments <= MAX_ARQ_WINDOW:
+                return "go-back-n", fragments
+        raise UsageError(
+            f"the window {window!r} of go-back-n is out of range; give a number from 1 to {MAX_ARQ_WINDOW:,}"
+        )
+    if colon or scheme not in ("selective-repeat", "stop-and-wait"):
+        raise UsageError(
+            f"unknown retransmission scheme {text!r}; choose selective-repeat, "
+            "go-back-n, go-back-n:WINDOW or stop-and-wait"
+        )
+    return ("selective-repeat" if scheme == "selective-repeat" else "stop-and-wait"), GO_BACK_N_WINDOW
+
+
+@dataclass(frozen=True)
+class WillOptions:
+    """The message that the broker publishes if this client is lost, as the options give it."""
+
+    topic: str | None
+    payload: str | None
+    qos: str
+    retain: bool
+
+    def will(self) -> Will | None:
+        """Return the will, or None without a topic.
+
+        Raises:
+            UsageError: An option is invalid, or given without --will-topic.
+        """
+        from godwit.broker.topics import check_topic
+        from godwit.wire.control import Will
+
+        if self.topic is None:
+            if self.payload is not None or self.retain:
+                raise UsageError("a will needs a topic: add --will-topic")
+            return None
+        check_topic(self.topic)
+        payload = (self.payload or "").encode("utf-8", "surrogateescape")
+        if len(payload) > MAX_WILL_BYTES:
+            raise UsageError(
+                f"--will-payload has {len(payload):,} bytes, and a will at most {MAX_WILL_BYTES:,}; shorten it"
+            )
+        qos = check_qos(self.qos)
+        return Will(topic=self.topic, payload=payload, qos=1 if qos == 1 else 2 if qos == 2 else 0, retain=self.retain)
+
+
+def check_session_expiry(seconds: int | None) -> int:
+    """Return the time for which the broker keeps the session.
+
+    Raises:
+        UsageError: It is out of range.
+    """
+    if seconds is None:
+        return SESSION_EXPIRY_S
+    if not 0 <= seconds <= MAX_SESSION_EXPIRY_S:
+        raise UsageError(f"--session-expiry {seconds} is out of range; give seconds from 0 to {MAX_SESSION_EXPIRY_S:,}")
+    return seconds
 
 
 def read_secret(path: Path) -> bytes:
@@ -113,18 +237,18 @@ def print_notice(text: str) -> None:
     print(f"godwit: {safe(text)}", file=sys.stderr, flush=True)
 
 
-def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False) -> T:
+def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False, is_brief: bool = False) -> T:
     """Run a command to its end. A closed stdout ends the command with exit code 0.
 
     With `is_interactive` a user types at the terminal. uvloop is not used then, because it makes a terminal that it
-    reads non-blocking for all processes that share it.
+    reads non-blocking for all processes that share it. With `is_brief` the command sends one request and ends: loading
+    uvloop would take longer than it saves.
     """
     from godwit.net import loop
 
+    is_plain = is_interactive or is_brief
     try:
-        with asyncio.Runner(
-            loop_factory=asyncio.SelectorEventLoop if is_interactive else loop.new_event_loop
-        ) as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_plain else loop.new_event_loop) as runner:
             return runner.run(_until_terminated(main))
     except OutputClosedError:
         discard_output()
@@ -172,6 +296,8 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
         secret=target.secret,
         timeout_s=target.timeout_s,
         session_expiry_s=target.session_expiry_s,
+        will=target.will,
+        endpoint=target.endpoint(),
         on_state=monitor.on_state,
     )
     notice = _WaitNotice(target) if notice is None else notice
@@ -227,7 +353,7 @@ def ask(target: Target, send_request: Callable[[AsyncClient], Awaitable[T]]) -> 
             finally:
                 waiting.cancel()
 
-    return run(main())
+    return run(main(), is_brief=True)
 
 
 class _WaitNotice:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
-from typer.core import TyperCommand
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
     REQUEST_TIMEOUT_S,
+    ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
     SecretOption,
@@ -24,8 +23,10 @@ from godwit.cli.connection import (
     connected,
     run,
 )
-from godwit.cli.text import safe, safe_json
-from godwit.errors import GodwitError, UsageError
+from godwit.cli.main import PlainCommand
+from godwit.cli.streams import PayloadLimit, read_payload
+from godwit.cli.text import count, safe, safe_json
+from godwit.errors import JobError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
 from godwit.net.job_options import MAX_JOB_NUMBER, MAX_TIME_S, JobOptions, Workers
 
@@ -48,6 +49,16 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number of the j
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 UpdatesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per update on standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+ResultsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        readable=False,
+        help="Write each result to a file in this folder, and print the paths instead of the results.",
+    ),
+]
 WaitingTimeoutOption = Annotated[
     float | None,
     typer.Option(
@@ -61,7 +72,7 @@ WaitingTimeoutOption = Annotated[
 app = typer.Typer(no_args_is_help=True, help="Submit work to workers, and follow it.")
 
 
-class PayloadCommand(TyperCommand):
+class PayloadCommand(PlainCommand):
     """Records whether the arguments contain --, after which a payload may look like an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -125,18 +136,20 @@ def submit(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress and print the results.")] = False,
+    output: ResultsOption = None,
     as_json: UpdatesOption = False,
     quiet: QuietOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: WaitingTimeoutOption = None,
 ) -> None:
     """Submit a job; print its number once the broker has stored it, or with --wait its results.
 
-    A result is printed as `worker: result`, one per line; --json keeps it exactly. The number of workers that agreed
-    is printed on stderr. A job of a kind without workers waits. With --wait the exit code is 1 if the job failed or
-    was cancelled. Ctrl-C ends the waiting, not the job.
+    A result is printed as `worker: result`, one per line; --json and --output keep it exactly. The number of workers
+    that agreed is printed on stderr. A job of a kind without workers waits. With --wait the exit code is 1 if the job
+    failed or was cancelled. Ctrl-C ends the waiting, not the job.
     """
     if key is not None and not name:
         raise UsageError(
@@ -152,8 +165,10 @@ def submit(
         time_limit_s=time_limit,
     )
     request = SubmitRequest.of(kind, payload, key, options, is_literal=context.meta[_IS_LITERAL])
+    wait = wait or output is not None
     timeout_s = timeout if timeout is not None or wait else REQUEST_TIMEOUT_S
-    submit_job(Target.of(broker, name, secret_file, timeout_s), request, wait=wait, as_json=as_json, quiet=quiet)
+    target = Target.of(broker, name, secret_file, timeout_s, arq)
+    submit_job(target, request, wait=wait, as_json=as_json, quiet=quiet, output=output)
 
 
 @app.command("list", epilog="Example: godwit job list --kind resize --state waiting --state running")
@@ -175,6 +190,7 @@ def list_jobs(
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """List the jobs, the newest first. Ended jobs are listed for an hour, unless the broker's configuration differs.
@@ -190,7 +206,7 @@ def list_jobs(
     most = limit or None
     asked = None if most is None else most + 1  # one more shows whether there are more
     found = ask(
-        Target.of(broker, name, secret_file, timeout),
+        Target.of(broker, name, secret_file, timeout, arq),
         lambda client: client.jobs(kind=kind, controller=controller, states=states, limit=asked),
     )
     show_jobs(found, as_json=as_json, is_all=kind is None and controller is None and states is None, limit=most)
@@ -203,59 +219,122 @@ def show(
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Show one job with its tasks: the worker, progress and last error of each."""
     from godwit.cli.job_view import show_job
 
     number = parse_job(job)
-    info, tasks = ask(Target.of(broker, name, secret_file, timeout), lambda client: client.job_info(number))
+    info, tasks = ask(Target.of(broker, name, secret_file, timeout, arq), lambda client: client.job_info(number))
     show_job(info, tasks, as_json=as_json)
+
+
+@app.command("results", epilog="Example: godwit job results 7 --output results")
+def results(
+    job: JobArgument,
+    output: ResultsOption = None,
+    as_json: UpdatesOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: ControllerOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """Print the results that a job has so far, as `worker: result`, or with --output write them to files.
+
+    --json and --output keep them exactly. `job watch` waits for the others.
+    """
+    from godwit.cli.job_view import show_results
+
+    number = parse_job(job)
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    run(show_results(target, number, as_json=as_json, folder=output))
 
 
 @app.command("cancel", epilog="Example: godwit job cancel 7 --reason 'the photo was the wrong one'")
 def cancel(
-    job: JobArgument,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers of the jobs.", show_default=False)
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Cancel all waiting and running jobs of this kind.")
+    ] = None,
     reason: Annotated[str, typer.Option(help="Text for the workers and the watchers of the job.")] = "",
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """Cancel a job. Running tasks are stopped; finished tasks keep their results."""
-    number = parse_job(job)
-    ask(Target.of(broker, name, secret_file, timeout), lambda client: client.cancel_job(number, reason=reason))
-    typer.echo(f"cancelled job {number}")
+    """Cancel jobs. Running tasks are stopped; finished tasks keep their results."""
+    from godwit.broker.topics import check_kind
+
+    if bool(jobs) == (kind is not None):
+        raise UsageError("give the numbers of the jobs, or --kind KIND")
+    if kind is not None:
+        check_kind(kind)
+    numbers = [parse_job(job) for job in jobs or ()]
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    cancelled = ask(target, lambda client: _cancel(client, numbers, kind, reason))
+    if kind is not None:
+        typer.echo(f"cancelled {count(len(cancelled), 'job')} of the kind {safe(kind)}")
+        return
+    for number in cancelled:
+        typer.echo(f"cancelled job {number}")
+
+
+async def _cancel(client: AsyncClient, numbers: Sequence[int], kind: str | None, reason: str) -> list[int]:
+    """Cancel these jobs, or all jobs of a kind that have not ended. Return the numbers of the cancelled ones."""
+    if kind is None:
+        for number in numbers:
+            await client.cancel_job(number, reason=reason)
+        return list(numbers)
+    cancelled: list[int] = []
+    for info in await client.jobs(kind=kind, states=("waiting", "running")):
+        try:
+            await client.cancel_job(info.job, reason=reason)
+        except JobError:  # it has ended meanwhile
+            continue
+        cancelled.append(info.job)
+    return cancelled
 
 
 @app.command("watch", epilog="Example: godwit job watch 7")
 def watch(
     job: JobArgument,
+    output: ResultsOption = None,
     as_json: UpdatesOption = False,
     quiet: QuietOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Follow a job to its end: its results so far, then new ones, printed as by `job submit --wait`.
 
     The exit code is 1 if the job failed or was cancelled. The command reconnects to a broker that is lost.
     """
-    run(_watch(Target.of(broker, name, secret_file, timeout), parse_job(job), as_json=as_json, quiet=quiet))
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    run(_watch(target, parse_job(job), as_json=as_json, quiet=quiet, output=output))
 
 
-async def _watch(target: Target, number: int, *, as_json: bool, quiet: bool) -> None:
+async def _watch(target: Target, number: int, *, as_json: bool, quiet: bool, output: Path | None) -> None:
     from godwit.cli.job_view import follow
 
     async with connected(target) as client:
-        await follow(await client.job(number), as_json=as_json, quiet=quiet)
+        await follow(await client.job(number), as_json=as_json, quiet=quiet, folder=output)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+JOB_PAYLOAD: Final = PayloadLimit(
+    MAX_JOB_PAYLOAD_BYTES,
+    f"{MAX_JOB_PAYLOAD_BYTES:,} bytes, the largest payload of a job; send it as a file (godwit pub --file), and name "
+    "that in the job",
+)
 
 
 @dataclass(frozen=True)
@@ -286,7 +365,7 @@ class SubmitRequest:
         check_seconds("--time-limit", options.get("time_limit_s"))
         if deadline_s is not None and deadline_s <= delay_s:
             raise UsageError(f"--deadline {deadline_s:g} ends before --delay {delay_s:g}; give a later deadline")
-        return cls(kind, read_payload(payload, is_literal=is_literal), key, options)
+        return cls(kind, read_payload(payload, JOB_PAYLOAD, is_literal=is_literal), key, options)
 
     async def submit(self, client: AsyncClient) -> AsyncJob:
         return await client.submit(self.kind, self.payload, key=self.key, **self.options)
@@ -297,10 +376,12 @@ def _check_number(option: str, number: int, least: int, most: int) -> None:
         raise UsageError(f"{option} {number} is out of range; give a number from {least:,} to {most:,}")
 
 
-def submit_job(target: Target, request: SubmitRequest, *, wait: bool, as_json: bool, quiet: bool) -> None:
-    """Submit a job, and print its number or with `wait` its results."""
+def submit_job(
+    target: Target, request: SubmitRequest, *, wait: bool, as_json: bool, quiet: bool, output: Path | None = None
+) -> None:
+    """Submit a job, and print its number or with `wait` its results. `output`: a folder for the results."""
     if wait:
-        run(_submit_and_follow(target, request, as_json=as_json, quiet=quiet))
+        run(_submit_and_follow(target, request, as_json=as_json, quiet=quiet, output=output))
         return
     job = ask(target, request.submit)
     if as_json:
@@ -316,53 +397,14 @@ def submit_job(target: Target, request: SubmitRequest, *, wait: bool, as_json: b
         typer.echo(accepted_text(job), err=True)
 
 
-async def _submit_and_follow(target: Target, request: SubmitRequest, *, as_json: bool, quiet: bool) -> None:
-    from godwit.cli.job_view import follow
+async def _submit_and_follow(
+    target: Target, request: SubmitRequest, *, as_json: bool, quiet: bool, output: Path | None
+) -> None:
+    from godwit.cli.job_view import follow, prepare_folder
 
+    prepare_folder(output)
     async with connected(target) as client:
-        await follow(await request.submit(client), as_json=as_json, quiet=quiet)
-
-
-def read_payload(text: str | None, *, is_literal: bool = False) -> bytes:
-    """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
-
-    With `is_literal` the argument came after -- and may look like an option.
-
-    Raises:
-        UsageError: The payload is too long, or looks like an unknown option.
-        GodwitError: Reading the file failed.
-    """
-    if text is None:
-        return b""
-    if text == "-":
-        return _bounded(sys.stdin.buffer, "standard input")
-    if text.startswith("@"):
-        path = Path(text[1:])
-        try:
-            with path.open("rb") as file:
-                return _bounded(file, safe(str(path)))
-        except OSError as error:
-            raise GodwitError(
-                f"cannot read {path}: {error.strerror or error}; check the path, or give a payload that begins with @ "
-                "through standard input (-)"
-            ) from error
-    if _LOOKS_LIKE_AN_OPTION.match(text) and not is_literal:
-        raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
-    # Bytes of the command line that are not UTF-8 are sent unchanged.
-    return _checked(text.encode("utf-8", "surrogateescape"), "the payload")
-
-
-def _bounded(file: IO[bytes], what: str) -> bytes:
-    return _checked(file.read(MAX_JOB_PAYLOAD_BYTES + 1), what)
-
-
-def _checked(payload: bytes, what: str) -> bytes:
-    if len(payload) > MAX_JOB_PAYLOAD_BYTES:
-        raise UsageError(
-            f"{what} is longer than {MAX_JOB_PAYLOAD_BYTES:,} bytes, the largest payload of a job; send it as a file "
-            "(godwit pub --file), and name that in the job"
-        )
-    return payload
+        await follow(await request.submit(client), as_json=as_json, quiet=quiet, folder=output)
 
 
 def parse_workers(text: str) -> Workers:

@@ -11,12 +11,13 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import typer
 
-from godwit.cli.connection import guarded, print_notice
+from godwit.cli.connection import Target, connected, guarded, print_notice
 from godwit.cli.progress import MAX_BARS, TaskProgress
 from godwit.cli.streams import Output
 from godwit.cli.tables import Column, show_objects, show_table
@@ -307,16 +308,74 @@ def _utc(time_us: int) -> str:
     return f"{moment(time_us)} UTC"
 
 
-async def follow(job: AsyncJob, *, as_json: bool, quiet: bool) -> None:
-    """Follow a job to its end: results on standard output, progress on stderr.
+def prepare_folder(folder: Path | None) -> None:
+    """Create a folder for results, if one was given.
+
+    Raises:
+        GodwitError: It cannot be created.
+    """
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GodwitError(f"cannot create the folder {folder}: {error.strerror}; choose another") from error
+
+
+def write_result(folder: Path, job: int, task: int | None, result: bytes) -> Path:
+    """Write a result to a file of its own, `job-7-task-0`, and return the path. A file of that name is replaced.
+
+    Raises:
+        GodwitError: Writing failed.
+    """
+    path = folder / f"job-{job}-task-{task or 0}"
+    try:
+        path.write_bytes(result)
+    except OSError as error:
+        raise GodwitError(f"cannot write {path}: {error.strerror}; the result is still at the broker") from error
+    return path
+
+
+async def show_results(target: Target, number: int, *, as_json: bool, folder: Path | None) -> None:
+    """Print or write the results that a job has at present."""
+    output = Output()
+    prepare_folder(folder)
+    async with connected(target) as client:
+        info, _ = await client.job_info(number)
+        left = info.finished
+        if not left:
+            print_notice(f"job {number} has no results{'' if info.ended_us else ' yet'}; it is {info.state}")
+            return
+        job = await client.job(number)
+        async for update in job:
+            if update.what != "result":
+                continue
+            await output.write(_result_line(job, update, as_json=as_json, folder=folder).encode())
+            left -= 1
+            if not left:
+                return
+
+
+def _result_line(job: AsyncJob, update: Update, *, as_json: bool, folder: Path | None) -> str:
+    """Return the line for a result, which is written to a file if there is a folder."""
+    if folder is not None:
+        path = write_result(folder, job.number, update.task, update.result or b"")
+        return f"{safe(str(path))}\n"
+    if as_json:
+        return json_line(job, update).decode()
+    return f"{safe(update.worker)}: {result_text(update)}\n"
+
+
+async def follow(job: AsyncJob, *, as_json: bool, quiet: bool, folder: Path | None = None) -> None:
+    """Follow a job to its end: results on standard output or in files of a folder, progress on stderr.
 
     Raises:
         GodwitError: The job failed or was cancelled; the text has the reason.
     """
+    prepare_folder(folder)
     is_verbose = not quiet and not as_json
     output = Output()
     with TaskProgress(enabled=is_verbose and sys.stderr.isatty()) as bars:
-        display = _JobDisplay(job, bars, output, as_json=as_json, is_verbose=is_verbose)
+        display = _JobDisplay(job, bars, output, as_json=as_json, is_verbose=is_verbose, folder=folder)
         try:
             await guarded(display.run(), output.until_closed())
         except asyncio.CancelledError:
@@ -334,17 +393,27 @@ async def follow(job: AsyncJob, *, as_json: bool, quiet: bool) -> None:
 class _JobDisplay:
     """Shows one job on a terminal, or in a pipe."""
 
-    def __init__(self, job: AsyncJob, bars: TaskProgress, output: Output, *, as_json: bool, is_verbose: bool) -> None:
+    def __init__(
+        self,
+        job: AsyncJob,
+        bars: TaskProgress,
+        output: Output,
+        *,
+        as_json: bool,
+        is_verbose: bool,
+        folder: Path | None = None,
+    ) -> None:
         self._job = job
         self._bars = bars
         self._output = output
         self._as_json = as_json
         self._is_verbose = is_verbose
+        self._folder = folder
         self._ended = 0
 
     async def run(self) -> None:
         async for update in self._job:
-            if self._as_json:
+            if self._as_json and (self._folder is None or update.what != "result"):
                 await self._output.write(json_line(self._job, update))
             else:
                 await self._show(update)
@@ -352,7 +421,8 @@ class _JobDisplay:
     async def _show(self, update: Update) -> None:
         job, what, task = self._job, update.what, update.task
         if what == "result":
-            await self._bars.write(f"{safe(update.worker)}: {result_text(update)}\n", self._output)
+            line = _result_line(job, update, as_json=False, folder=self._folder)
+            await self._bars.write(line, self._output)
         elif self._is_verbose and what in ("accepted", "settled", "failure", "reassigned"):
             self._bars.print_line(update_text(job, update))
         self._draw(what, task, update)

@@ -1,17 +1,19 @@
 """`godwit log`: show a broker's log, export messages, and maintain its file.
 
-All commands work on the file itself, on its own machine, whether a broker runs or not. recover and compact need the
-file for themselves and refuse to work while a broker uses it.
+All commands work on the file itself, on its own machine, whether a broker runs or not. recover, compact and purge need
+the file for themselves and refuse to work while a broker uses it.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from godwit.cli.broker import DEFAULT_DATA
+from godwit.cli.text import safe
 from godwit.errors import UsageError
 
 DataOption = Annotated[
@@ -140,6 +142,32 @@ def compact(context: typer.Context, data: DataOption = None, as_json: JsonOption
     from godwit.cli.log_maintenance import run_compact
 
     run_compact(_folder(context, data), as_json=as_json)
+
+
+@app.command("purge", epilog="Example: godwit log purge 'home/+/debug' --yes")
+def purge(
+    context: typer.Context,
+    filters: Annotated[list[str], typer.Argument(metavar="FILTER...", help="Topics whose messages are deleted.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete all messages of the topics that match, for good. Stop the broker first.
+
+    The retained messages of these topics are deleted, too. Offsets are not used again, and subscribers that have not
+    read the messages are notified of the gap. `godwit log compact` returns the space to the file system.
+    """
+    from godwit.broker.topics import check_filter
+    from godwit.cli.log_maintenance import run_purge
+
+    for filter in filters:
+        check_filter(filter)
+    folder = _folder(context, data)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("purge deletes messages for good: confirm it with --yes")
+        typer.confirm(f"Delete all messages on {safe(', '.join(filters))} in {safe(str(folder))}?", abort=True)
+    run_purge(folder, filters, as_json=as_json)
 
 
 @app.command("backup", epilog="Example: godwit log backup --output godwit-backup")

@@ -391,7 +391,7 @@ class _Tail:
     def __init__(self, log: LogFile, chosen: TopicSelection, *, as_json: bool) -> None:
         self._log = log
         self._chosen = chosen
-        self._lines = MessageFormatter(as_json=as_json)
+        self._lines = MessageFormatter("log" if as_json else "text")
         self._output = Output()
 
     async def run(self, start: int, stop: int, skip: int, *, follow: bool) -> None:
@@ -581,7 +581,7 @@ def _parquet(path: Path, schema: pa.Schema) -> Iterator[Write]:
 
 @contextmanager
 def _jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
-    lines = MessageFormatter(as_json=True)
+    lines = MessageFormatter("log")
     with path.open("wb") as file:
         yield lambda batch: file.write(lines.render(messages_from_arrow(batch)))
 

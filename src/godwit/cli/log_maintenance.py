@@ -1,11 +1,11 @@
-"""`godwit log verify`, `recover`, `compact` and `backup`: check, repair, shrink and copy the file of a log."""
+"""`godwit log verify`, `recover`, `compact`, `purge` and `backup`: check, repair, shrink, empty and copy a log."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,12 @@ from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.maintenance import VerifyReport, backup, compact, verify
 from godwit.store.port import ProgressCallback
 from godwit.store.recover import LOST_END, RecoverReport, recover
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.schema import refuse_lone_wal
+from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import read_witness, write_witness
+from godwit.wire.changes import RetainedRow
+from godwit.wire.filters import matches
 
 MAX_DAMAGED_FILES: Final = 1000
 """Damaged files kept in one folder."""
@@ -155,6 +159,33 @@ def run_compact(folder: Path, *, as_json: bool) -> None:
         show_objects([{"path": str(path), **_fields(result)}])
         return
     typer.echo(f"{safe(str(path))}: {size(result.before_bytes)} before, {size(result.after_bytes)} now")
+
+
+def run_purge(folder: Path, filters: Sequence[str], *, as_json: bool) -> None:
+    """Delete all messages of the topics that match, with their retained messages."""
+    messages = 0
+    with _exclusive(folder, "purge") as held:
+        path = held.log_path
+        now_us = time.time_ns() // 1000
+        store = SqliteStore.open(path, new_log_id=os.urandom(LOG_ID_BYTES), now_us=now_us)
+        try:
+            # An age of 0: every message of these topics is too old. Other topics have no limit.
+            rules = [RetentionRule(pattern=filter, max_age_s=0.0) for filter in dict.fromkeys(filters)]
+            retention = Retention(store, rules)
+            latest_us = max(now_us, store.last_received_us)
+            while (deletions := retention.step(latest_us)) is not None:
+                messages += sum(entry.count for deletion in deletions for _, entry in deletion.entries)
+            retained = [row.topic for row in store.state().retained if any(matches(one, row.topic) for one in filters)]
+            store.append((), [RetainedRow(topic, b"") for topic in retained])
+        finally:
+            store.close()
+    if as_json:
+        show_objects([{"path": str(path), "messages": messages, "retained": len(retained)}])
+        return
+    typer.echo(
+        f"{safe(str(path))}: deleted {count(messages, 'message')} and {count(len(retained), 'retained message')}; "
+        "godwit log compact returns the space"
+    )
 
 
 def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import os
 import sys
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
-from godwit.cli.streams import complete_streams
 from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
@@ -24,23 +24,83 @@ if TYPE_CHECKING:
 
 EXIT_ERROR: Final = 1
 
-COMMANDS: Final[Mapping[str, str]] = {
-    name: f"godwit.cli.{module or name}"
-    for name, module in (
-        ("broker", ""), ("pub", ""), ("sub", ""), ("job", ""), ("worker", ""), ("topics", ""), ("clients", ""),
-        ("kick", "clients"), ("ping", "clients"), ("log", ""), ("pipeline", ""), ("shell", ""), ("sensors", ""),
-        ("demo", ""),
-    )
-}  # fmt: skip
-"""The commands in the order of the help text, each with its module.
+
+class Section(NamedTuple):
+    """Commands that the help lists under one title."""
+
+    title: str
+    commands: tuple[tuple[str, str, str], ...]
+    """Name, module below `godwit.cli`, and description in the list of commands."""
+
+
+SECTIONS: Final = (
+    Section(
+        "Messages",
+        (
+            ("pub", "pub", "Publish a message, lines of standard input, or a file."),
+            ("sub", "sub", "Print messages as they arrive, or save files."),
+            ("shell", "shell", "Publish, subscribe and submit jobs by hand, in one session."),
+        ),
+    ),
+    Section(
+        "Work",
+        (
+            ("job", "job", "Submit work to workers, and follow it."),
+            ("worker", "worker", "Volunteer for kinds of work, and do it."),
+            ("workers", "clients", "List the workers with their tasks."),
+        ),
+    ),
+    Section(
+        "Broker",
+        (
+            ("broker", "broker", "Run a broker."),
+            ("config", "broker", "Check a configuration file."),
+            ("passwd", "broker", "Make a secret for a client, and its entry in the configuration."),
+            ("topics", "topics", "List, show, create and delete topics."),
+            ("clients", "clients", "List the clients with their subscriptions."),
+            ("cursors", "clients", "List the subscriptions with their positions in the log."),
+            ("kick", "clients", "Remove a client, or one of its subscriptions."),
+            ("ping", "clients", "Measure round trips to the broker."),
+            ("context", "context", "Name brokers, and choose the one that commands use."),
+            ("log", "log", "Show a broker's log, export messages, and maintain its file."),
+        ),
+    ),
+    Section("Tables", (("pipeline", "pipeline", "Keep brokers' logs as tables, and query them."),)),
+    Section(
+        "Examples",
+        (
+            ("demo", "demo", "Watch messages and jobs survive a bad network, and become a report."),
+            ("sensors", "sensors", "Publish the temperatures of simulated rooms."),
+        ),
+    ),
+)
+"""The commands in the order of the help text. The list is here, so that `--help` imports no command.
 
 Each module has a function `register(app)` that adds its commands (`app.command("demo")(demo)`) or its group
 (`app.add_typer(group, name="job")`), each with an example as `epilog`. Only the module of the requested command is
 imported, so that the command starts quickly.
 """
 
-DEVELOPMENT_COMMANDS: Final = ("sim", "bench")
+COMMANDS: Final[Mapping[str, str]] = {
+    name: f"godwit.cli.{module}" for section in SECTIONS for name, module, _ in section.commands
+}
+"""The module of each command."""
+
+CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "job": ("submit", "list", "show", "results", "cancel", "watch"),
+    "topics": ("list", "show", "create", "delete"),
+    "bench": ("pub", "sub", "latency"),
+    **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
+}
+"""Commands that connect to a broker, and their subcommands."""
+
+DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
+    "bench": "Measure on this machine, side by side with peers and limits.",
+    "sim": "Run Godwit in simulated networks, in virtual time, from a seed.",
+}
 """Commands of a development checkout, which adds them as entry points. An installed Godwit does not have them."""
+
+MAX_HELP_WIDTH: Final = 100
 
 ENTRY_POINTS: Final = "godwit.commands"
 """Entry point group through which other distributions add commands.
@@ -51,18 +111,44 @@ ignored.
 """
 
 
+class PlainCommand(TyperCommand):
+    """A command whose usage line names the required arguments without braces: `godwit pub TOPIC [MESSAGE]`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+
 class RootGroup(TyperGroup):
-    """The root command. It finds commands of other distributions when they are listed or run, and not before."""
+    """The root command. It imports a command when it is run, and only lists it before."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *(name for name in self._entries if name not in self.commands)]
+        names = (*COMMANDS, *super().list_commands(ctx), *self._entries)
+        return list(dict.fromkeys(names))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or for one of another distribution a stand-in for the list of commands."""
+        """Return a command that was loaded, or a stand-in with a name and no options."""
         if (command := super().get_command(ctx, cmd_name)) is not None:
             return command
-        entry = self._entries.get(cmd_name)
-        return None if entry is None else TyperCommand(cmd_name, help=f"Command of {distribution_name(entry)}.")
+        if cmd_name in COMMANDS or cmd_name in self._entries:
+            return TyperCommand(cmd_name)
+        return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in sections."""
+        sections = [(one.title, [(name, text) for name, _, text in one.commands]) for one in SECTIONS]
+        sections.append(
+            ("Development", [(name, text) for name, text in DEVELOPMENT_COMMANDS.items() if name in self._entries])
+        )
+        others = [
+            (name, f"Command of {distribution_name(entry)}.")
+            for name, entry in self._entries.items()
+            if name not in DEVELOPMENT_COMMANDS
+        ]
+        sections.append(("Other distributions", others))
+        for title, rows in sections:
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([(f"{name:8}", text) for name, text in rows])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command to run, loaded.
@@ -77,7 +163,9 @@ class RootGroup(TyperGroup):
             )
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name not in self.commands:
-            command = self.commands[name] = load_command(self._entries[name])
+            with quick_interrupts():
+                command = load_own_command(name) if name in COMMANDS else load_command(self._entries[name])
+            self.commands[name] = command
         return name, command, rest
 
     @cached_property
@@ -85,6 +173,26 @@ class RootGroup(TyperGroup):
         from importlib import metadata
 
         return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS) if entry.name not in COMMANDS}
+
+
+def load_own_command(name: str) -> Any:
+    """Import the module of a command of `COMMANDS`, and return the command."""
+    holder = _new_holder()
+    importlib.import_module(COMMANDS[name]).register(holder)
+    return _built(holder, name)
+
+
+def _new_holder() -> typer.Typer:
+    holder = typer.Typer(add_completion=False, rich_markup_mode=None)
+    holder.callback()(lambda: None)  # makes it a group, even with one command
+    return holder
+
+
+def _built(holder: typer.Typer, name: str) -> Any:
+    _unwrap_help(holder)
+    command = typer.main.get_group(holder).commands[name]
+    _name_values(command)
+    return command
 
 
 def load_command(entry: EntryPoint) -> Any:
@@ -95,14 +203,12 @@ def load_command(entry: EntryPoint) -> Any:
     """
     try:
         found = entry.load()
-        holder = typer.Typer(add_completion=False)
-        holder.callback()(_root)  # makes it a group, even with one command
+        holder = _new_holder()
         if isinstance(found, typer.Typer):
             holder.add_typer(found, name=entry.name)
         else:
             holder.command(entry.name)(found)
-        _unwrap_help(holder)
-        return typer.main.get_group(holder).commands[entry.name]
+        return _built(holder, entry.name)
     except Exception as error:  # code of another distribution can raise anything
         raise GodwitError(
             f"the command {entry.name} of {distribution_name(entry)} cannot be loaded: {type(error).__name__}: "
@@ -122,39 +228,77 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    typer_context: typer.Context,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            envvar="GODWIT_CONTEXT",
+            metavar="NAME",
+            help="Use the broker, name and secret of this context.",
+            show_default="the selected one, see godwit context",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Move messages and work over plain UDP datagrams, and lose none."""
+    _set_defaults(typer_context, context)
 
 
-def build_app(wanted: str | None = None) -> typer.Typer:
-    """Return the root command with the command `wanted`, or with all commands if that is not one of `COMMANDS`."""
+def _set_defaults(root: typer.Context, context: str | None) -> None:
+    """Make the options of a context the defaults of all commands that connect to a broker."""
+    if root.invoked_subcommand not in CLIENT_COMMANDS:
+        return
+    from godwit.cli.context import chosen_context
+
+    options: dict[str, Any] = dict(chosen_context(context))
+    root.default_map = {
+        name: options | dict.fromkeys(subcommands, options) for name, subcommands in CLIENT_COMMANDS.items()
+    }
+
+
+def build_app() -> typer.Typer:
+    """Return the root command. The commands are imported when they are run."""
     app = typer.Typer(
         name="godwit",
         cls=RootGroup,
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,  # plain help: rich takes 0.1 s to import, and takes [words] for markup
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_WIDTH},
     )
     app.callback(epilog="Example: godwit demo. Each command explains itself: godwit COMMAND --help")(_root)
-    modules = [COMMANDS[wanted]] if wanted is not None and wanted in COMMANDS else COMMANDS.values()
-    for module in dict.fromkeys(modules):
-        importlib.import_module(module).register(app)
-    _unwrap_help(app)
     return app
 
 
 def _unwrap_help(app: typer.Typer) -> None:
-    """Remove the line breaks within the paragraphs of all help texts, because each terminal has its own width."""
+    """Remove the line breaks within the paragraphs of all help texts, because each terminal has its own width.
+
+    Lists of commands show the first sentence, uncut.
+    """
     for command in app.registered_commands:
         text = inspect.getdoc(command.callback) if command.callback else None
         command.help = command.help or "\n\n".join(part.replace("\n", " ") for part in (text or "").split("\n\n"))
+        if not command.short_help:
+            command.short_help = command.help.partition("\n\n")[0].partition(". ")[0].removesuffix(".") + "."
+        if command.cls in (None, TyperCommand):
+            command.cls = PlainCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
             _unwrap_help(group.typer_instance)
+
+
+def _name_values(command: Any) -> None:
+    """Give each argument and each option with a value a name for that value: its own, in capitals."""
+    for parameter in command.params:
+        if parameter.metavar is None and not getattr(parameter, "is_flag", False) and parameter.name != "help":
+            more = "..." if parameter.nargs == -1 else ""
+            parameter.metavar = f"{parameter.name.removeprefix('as_').upper()}{more}"
+    for subcommand in getattr(command, "commands", {}).values():
+        _name_values(subcommand)
 
 
 def run(app: typer.Typer) -> NoReturn:
@@ -173,11 +317,22 @@ def run(app: typer.Typer) -> NoReturn:
     sys.exit(0)
 
 
+def complete_streams() -> None:
+    """Open an empty stream in place of each standard stream that is closed (`>&-`).
+
+    Otherwise the next file or socket would get its descriptor number, which makes uvloop fail.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
+
+
 def main() -> NoReturn:
     """Run the `godwit` script."""
     complete_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's character set is not UTF-8
-    with quick_interrupts():
-        app = build_app(sys.argv[1] if len(sys.argv) > 1 else None)
-    run(app)
+    run(build_app())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
 from godwit.cli.text import iso_time, safe, safe_json, safe_payload
-from godwit.errors import DecodeError
+from godwit.errors import DecodeError, UsageError
 
 if TYPE_CHECKING:
     from godwit.client.message import Message
@@ -18,7 +19,10 @@ MAX_CACHED_TOPICS: Final = 10_000
 
 
 class MessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """JSON form of a message. The payload is in `payload` if it is UTF-8, else in `payload_base64`."""
+    """JSON form of a delivered message. The payload is in `payload` if it is UTF-8, else in `payload_base64`.
+
+    `retained`: whether it was delivered because the broker had stored it for new subscribers.
+    """
 
     topic: str
     publisher: str
@@ -31,10 +35,24 @@ class MessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     payload_base64: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class LoggedMessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """JSON form of a message of the log. `retain`: whether it was published with that flag."""
+
+    topic: str
+    publisher: str
+    published: str
+    received: str
+    qos: int
+    retain: bool
+    offset: int | None
+    payload: str | msgspec.UnsetType = msgspec.UNSET
+    payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+
+
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def json_line(message: Message) -> bytes:
+def json_line(message: Message, kind: type[MessageObject] | type[LoggedMessageObject] = MessageObject) -> bytes:
     """Return a message as a JSON object, without a line end."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     coded: str | msgspec.UnsetType = msgspec.UNSET
@@ -43,7 +61,7 @@ def json_line(message: Message) -> bytes:
     except UnicodeDecodeError:
         coded = base64.b64encode(message.payload).decode()
     return _encode(
-        MessageObject(
+        kind(
             message.topic,
             message.publisher,
             iso_time(message.published_us),
@@ -57,15 +75,39 @@ def json_line(message: Message) -> bytes:
     )
 
 
-class MessageFormatter:
-    """Formats messages as text or as JSON. Call `render` with a list of messages."""
+Style: TypeAlias = Literal["text", "json", "log", "payload", "raw"]
+"""`json`: messages as they are delivered. `log`: JSON of messages as they are in the log."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self.render: Callable[[Sequence[Message]], bytes] = self._json if as_json else self._text
+
+class MessageFormatter:
+    """Formats messages as text, as JSON, as payloads, or by a format. Call `render` with a list of messages."""
+
+    def __init__(self, style: Style = "text", form: str | None = None) -> None:
+        """`form`: see `parse_format`; it replaces the style."""
+        renders: dict[Style, Callable[[Sequence[Message]], bytes]] = {
+            "text": self._text,
+            "json": self._json,
+            "log": self._logged,
+            "payload": self._payloads,
+            "raw": _raw,
+        }
+        self.render: Callable[[Sequence[Message]], bytes] = renders[style]
+        if form is not None:
+            self._parts = parse_format(form)
+            self.render = self._formatted
         self._topics: dict[str, str] = {}  # topics made safe for a terminal
+
+    def _formatted(self, messages: Sequence[Message]) -> bytes:
+        return "".join([part(message) for message in messages for part in self._parts]).encode()
+
+    def _payloads(self, messages: Sequence[Message]) -> bytes:
+        return "".join([f"{safe_payload(message.payload)}\n" for message in messages]).encode()
 
     def _json(self, messages: Sequence[Message]) -> bytes:
         return safe_json(b"\n".join([*map(json_line, messages), b""]))
+
+    def _logged(self, messages: Sequence[Message]) -> bytes:
+        return safe_json(b"\n".join([*(json_line(message, LoggedMessageObject) for message in messages), b""]))
 
     def _text(self, messages: Sequence[Message]) -> bytes:
         topics = self._topics
@@ -81,6 +123,60 @@ class MessageFormatter:
             else:
                 lines.append(f"{topic}: {extension_text(message)}\n")
         return "".join(lines).encode()
+
+
+def _raw(messages: Sequence[Message]) -> bytes:
+    return b"".join([message.payload for message in messages])
+
+
+FormatPart: TypeAlias = "Callable[[Message], str]"
+
+_FIELDS: Final[dict[str, FormatPart]] = {
+    "t": lambda message: safe(message.topic),
+    "p": lambda message: safe_payload(message.payload),
+    "x": lambda message: message.payload.hex(),
+    "X": lambda message: message.payload.hex().upper(),
+    "l": lambda message: str(len(message.payload)),
+    "q": lambda message: str(message.qos),
+    "r": lambda message: "1" if message.retained else "0",
+    "o": lambda message: "" if message.offset is None else str(message.offset),
+    "n": lambda message: safe(message.publisher),
+    "I": lambda message: iso_time(message.received_us),
+    "U": lambda message: f"{message.received_us // 1_000_000}.{message.received_us % 1_000_000:06d}",
+    "j": lambda message: safe_json(json_line(message)).decode(),
+    "%": lambda message: "%",
+}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+
+
+def parse_format(text: str) -> list[FormatPart]:
+    """Return the parts of a format such as `%t %p`. A format without \\n at its end gets a line end.
+
+    Raises:
+        UsageError: It contains an unknown letter after % or \\.
+    """
+    parts: list[FormatPart] = []
+    for match in _FORMAT.finditer(text):
+        field, escape, plain = match.groups()
+        if field is not None:
+            if field not in _FIELDS:
+                known = ", ".join(f"%{letter}" for letter in _FIELDS)
+                raise UsageError(f"--format has an unknown %{field}; choose from {known}")
+            parts.append(_FIELDS[field])
+        elif escape is not None and escape not in _ESCAPES:
+            raise UsageError(f"--format has an unknown \\{escape}; choose from \\n, \\t, \\r, \\0 and \\\\")
+        else:
+            parts.append(_constant(plain if escape is None else _ESCAPES[escape]))
+    if not text.endswith(("\\n", "\\0")):
+        parts.append(_constant("\n"))
+    return parts
+
+
+_FORMAT: Final = re.compile(r"%(.?)|\\(.?)|([^%\\]+)", re.DOTALL)
+
+
+def _constant(text: str) -> FormatPart:
+    return lambda message: text
 
 
 def extension_text(message: Message) -> str:

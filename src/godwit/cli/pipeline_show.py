@@ -114,6 +114,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
             from godwit.pipeline.sql import run_sql
 
             with prompt_interrupts(), run_sql(lake, sql) as result:
+                status.stop()  # the spinner would remain in front of the table
                 _show_rows(result.columns, result.rows, form, limit)
             return
         from godwit.pipeline.sql import iterate_rows, run_query
@@ -121,6 +122,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
         with session(spark, lake, status) as found:
             status.update("working")
             answer = run_query(found, lake, sql)
+            status.stop()
             _show_rows(answer.columns, iterate_rows(answer), form, limit)
 
 

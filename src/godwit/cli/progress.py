@@ -75,6 +75,7 @@ class FileProgress(_Bars):
             enabled=enabled,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
 
     def show(self, name: str, done_bytes: int, total_bytes: int) -> None:
         task = self._tasks.get(name)
@@ -82,11 +83,19 @@ class FileProgress(_Bars):
             if len(self._tasks) >= MAX_BARS:
                 return
             task = self._tasks[name] = self.progress.add_task(safe(name), total=total_bytes)
+            self._totals[name] = total_bytes
         self.progress.update(task, completed=done_bytes)
 
     def finish(self, name: str) -> None:
+        """Show a transfer as complete, and remove its bar."""
         if (task := self._tasks.pop(name, None)) is not None:
+            self.progress.update(task, completed=self._totals.pop(name))
+            self.progress.refresh()
             self.progress.remove_task(task)
+
+    def report(self, text: str) -> None:
+        """Print a problem on stderr, above the bars."""
+        self.print_line(f"godwit: {safe(text)}")
 
 
 class LineProgress(_Bars):

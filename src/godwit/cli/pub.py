@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 import stat
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,15 +15,22 @@ import typer
 from godwit.cli.connection import (
     DEFAULT_BROKER,
     REQUEST_TIMEOUT_S,
+    ArqOption,
     BrokerOption,
     NameOption,
     SecretOption,
     Target,
     TimeoutOption,
+    WillOptions,
+    WillPayloadOption,
+    WillQosOption,
+    WillRetainOption,
+    WillTopicOption,
     check_qos,
     connected,
     run,
 )
+from godwit.cli.streams import PayloadLimit, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
@@ -29,7 +38,22 @@ from godwit.limits import MAX_MESSAGE_BYTES
 if TYPE_CHECKING:
     from godwit.net.publisher import AsyncPublisher
 
-_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+MESSAGE_LIMIT: Final = PayloadLimit(
+    MAX_MESSAGE_BYTES, f"{MAX_MESSAGE_BYTES:,} bytes, the largest size of a message; send it with --file"
+)
+MAX_INTERVAL_S: Final = 86400.0
+
+
+@dataclass(frozen=True)
+class PublishPlan:
+    """What to publish, and how often."""
+
+    topic: str
+    qos: int = 1
+    retain: bool = False
+    quiet: bool = False
+    repeat: int = 1
+    interval_s: float = 0.0
 
 
 def register(root: typer.Typer) -> None:
@@ -43,9 +67,22 @@ def register(root: typer.Typer) -> None:
 
 def pub(
     topic: Annotated[str, typer.Argument(help="Topic to publish to; its levels are separated by /.")],
-    message: Annotated[str | None, typer.Argument(help="Payload to publish.", show_default=False)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input as a message.")] = False,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="File to send.")] = None,
+    message: Annotated[
+        str | None,
+        typer.Argument(
+            help="Payload to publish: a text, - for standard input, or @FILE for the content of a file.",
+            show_default=False,
+        ),
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "-s", help="Publish all of standard input as one message, as - does.")
+    ] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", "-l", help="Publish each line of standard input as a message.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="File of any size to send; sub --save receives it.")
+    ] = None,
     qos: Annotated[
         str,
         typer.Option(
@@ -55,39 +92,56 @@ def pub(
     retain: Annotated[
         bool, typer.Option("--retain", help="Keep the last message for later subscribers. An empty message deletes it.")
     ] = False,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Publish the message this many times; 0: until Ctrl-C.")] = 1,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="With --repeat: time between two messages.")] = 0.0,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print how many subscribers were reached.")
     ] = False,
+    will_topic: WillTopicOption = None,
+    will_payload: WillPayloadOption = None,
+    will_qos: WillQosOption = "1",
+    will_retain: WillRetainOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Publish a message, each line of standard input (--lines), or a file (--file).
 
     The exit code is 0 when the broker has confirmed everything, or with QoS 0 when everything is sent. The number of
-    subscribers that the last message reached is printed on stderr.
+    subscribers that the last message reached is printed on stderr. Ctrl-C prints how many messages were confirmed.
     """
     from godwit.broker.topics import check_topic
 
-    if (message is not None) + lines + (file is not None) != 1:
-        raise UsageError("give exactly one of MESSAGE, --lines and --file FILE")
-    if message is not None and _LOOKS_LIKE_AN_OPTION.match(message) and "--" not in sys.argv:
-        raise UsageError(f"unknown option {message}; if it is a message, put -- before it")
+    if (message is not None) + stdin + lines + (file is not None) != 1:
+        raise UsageError("give exactly one of MESSAGE, --stdin, --lines and --file FILE")
+    if repeat < 0:
+        raise UsageError(f"--repeat {repeat} is out of range; give a number from 1 upward, or 0 to repeat until Ctrl-C")
+    if not 0 <= interval <= MAX_INTERVAL_S:
+        raise UsageError(f"--interval {interval:g} is out of range; give seconds from 0 to {MAX_INTERVAL_S:,.0f}")
+    if interval and repeat == 1:
+        raise UsageError("--interval is the time between repetitions: add --repeat")
+    if repeat != 1 and (lines or file is not None):
+        raise UsageError("--repeat is for one message: leave it out with --lines and --file")
     quality = check_qos(qos)
     if file is not None and retain:
         raise UsageError("a file cannot be retained; leave out --retain")
     check_topic(topic)
-    target = Target.of(broker, name, secret_file, timeout)
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    target = replace(target, will=WillOptions(will_topic, will_payload, will_qos, will_retain).will())
+    plan = PublishPlan(topic, quality, retain, quiet, repeat, interval)
     if file is not None:
         check_file(file)
         run(_send_file(target, topic, file, quiet))
     elif lines:
-        run(_publish_lines(target, topic, quality, retain, quiet))
+        run(_publish_lines(target, plan))
     else:
-        # Bytes of the command line that are not UTF-8 are published unchanged.
-        payload = (message or "").encode("utf-8", "surrogateescape")
-        run(_publish(target, topic, payload, quality, retain, quiet))
+        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal="--" in sys.argv)
+        if repeat == 1:
+            run(_publish(target, plan, payload), is_brief=True)
+        else:
+            run(_publish_repeatedly(target, plan, payload))
 
 
 def check_file(path: Path) -> None:
@@ -116,39 +170,84 @@ def reached_text(reached: int | None) -> str:
     return "reached no subscriber" if reached == 0 else f"reached {count(reached, 'subscriber')}"
 
 
-async def _publish(target: Target, topic: str, payload: bytes, qos: int, retain: bool, quiet: bool) -> None:
+async def _publish(target: Target, plan: PublishPlan, payload: bytes) -> None:
     async with connected(target) as client:
-        reached = await client.publish(topic, payload, qos=qos, retain=retain)
-        if not quiet:
+        reached = await client.publish(plan.topic, payload, qos=plan.qos, retain=plan.retain)
+        if not plan.quiet:
             typer.echo(reached_text(reached), err=True)
 
 
-async def _publish_lines(target: Target, topic: str, qos: int, retain: bool, quiet: bool) -> None:
-    done = "sent" if qos == 0 else "confirmed"
-    publisher: AsyncPublisher | None = None
-    try:
-        async with connected(target) as client:
-            publisher = client.publisher(topic, qos=qos, retain=retain)
-            sent = await _send_lines(publisher, shows=not quiet)
-    except GodwitError as error:  # the client is closed: no further line will be confirmed
-        if publisher is None or not publisher.next_sequence:
-            raise
-        raise GodwitError(f"{error} ({lines_done(publisher.confirmed_sequence)} {done})") from error
-    if not quiet and sent:
-        last = "" if qos == 0 else f"; the last one {reached_text(publisher.reached)}"
-        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
-    elif not quiet:
+async def _publish_repeatedly(target: Target, plan: PublishPlan, payload: bytes) -> None:
+    from godwit.cli.progress import LineProgress
+
+    async def send(publisher: AsyncPublisher, progress: LineProgress) -> None:
+        now = asyncio.get_running_loop().time
+        due = now()
+        sent = 0
+        while not plan.repeat or sent < plan.repeat:
+            await _send_one(publisher, payload)
+            sent += 1
+            progress.show(sent)
+            due += plan.interval_s
+            if plan.interval_s:
+                await asyncio.sleep(max(due - now(), 0))
+        await publisher.flush()
+
+    with LineProgress(enabled=not plan.quiet and sys.stderr.isatty()) as progress:
+        await _with_publisher(target, plan, "message", lambda publisher: send(publisher, progress))
+
+
+async def _publish_lines(target: Target, plan: PublishPlan) -> None:
+    sent = await _with_publisher(target, plan, "line", lambda publisher: _send_lines(publisher, shows=not plan.quiet))
+    if not sent and not plan.quiet:
         typer.echo("nothing to publish: standard input was empty", err=True)
 
 
-def lines_done(number: int) -> str:
-    """Return how many lines were published before a failure, in words."""
+async def _with_publisher(
+    target: Target, plan: PublishPlan, noun: str, send: Callable[[AsyncPublisher], Awaitable[None]]
+) -> int:
+    """Publish with `send`, and print how many messages were confirmed, also after a failure or Ctrl-C."""
+    done = "sent" if plan.qos == 0 else "confirmed"
+    publisher: AsyncPublisher | None = None
+    try:
+        async with connected(target) as client:
+            publisher = client.publisher(plan.topic, qos=plan.qos, retain=plan.retain)
+            await send(publisher)
+    except GodwitError as error:  # the client is closed: nothing more will be confirmed
+        if publisher is None or not publisher.next_sequence:
+            raise
+        raise GodwitError(f"{error} ({messages_done(publisher.confirmed_sequence, noun)} {done})") from error
+    except asyncio.CancelledError:
+        if publisher is not None and not plan.quiet:
+            typer.echo(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}", err=True)
+        raise
+    sent = publisher.next_sequence
+    if not plan.quiet and sent:
+        last = "" if plan.qos == 0 else f"; the last one {reached_text(publisher.reached)}"
+        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
+    return sent
+
+
+def messages_done(number: int, noun: str = "line") -> str:
+    """Return how many lines or messages were published before a failure, in words."""
     if number == 0:
-        return "no line was"
-    return "the first line was" if number == 1 else f"the first {number:,} lines were"
+        return f"no {noun} was"
+    return f"the first {noun} was" if number == 1 else f"the first {number:,} {noun}s were"
 
 
-async def _send_lines(publisher: AsyncPublisher, *, shows: bool) -> int:
+async def _send_one(publisher: AsyncPublisher, payload: bytes) -> None:
+    """Send a message, and wait while the buffer is full."""
+    from godwit.errors import BufferFullError
+
+    while True:
+        try:
+            publisher.send(payload)
+            return
+        except BufferFullError:
+            await publisher.ready()
+
+
+async def _send_lines(publisher: AsyncPublisher, *, shows: bool) -> None:
     from godwit.cli.progress import LineProgress
     from godwit.cli.streams import Input
     from godwit.errors import BufferFullError
@@ -158,16 +257,13 @@ async def _send_lines(publisher: AsyncPublisher, *, shows: bool) -> int:
     with LineProgress(enabled=shows and sys.stderr.isatty() and not sys.stdin.isatty()) as progress:
         async for lines in Input().lines(MAX_MESSAGE_BYTES):
             for line in lines:
-                while True:
-                    try:
-                        send(line)
-                        break
-                    except BufferFullError:
-                        await publisher.ready()
+                try:
+                    send(line)
+                except BufferFullError:
+                    await _send_one(publisher, line)
             sent += len(lines)
             progress.show(sent)
         await publisher.flush()
-    return sent
 
 
 async def _send_file(target: Target, topic: str, path: Path, quiet: bool) -> None:

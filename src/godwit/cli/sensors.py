@@ -14,6 +14,7 @@ import typer
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
+    ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
     NameOption,
@@ -106,6 +107,7 @@ def sensors(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Publish the temperatures of simulated rooms as JSON: daily cycle, drift, noise, and occasional faults.
@@ -115,7 +117,7 @@ def sensors(
     """
     plan = SensorPlan(rooms, rate, seed, faults, prefix, check_qos(qos), retain, count, duration)
     plan.check()
-    run(_run(Target.of(broker, name, secret_file, timeout), plan, quiet))
+    run(_run(Target.of(broker, name, secret_file, timeout, arq), plan, quiet))
 
 
 async def _run(target: Target, plan: SensorPlan, quiet: bool) -> None:

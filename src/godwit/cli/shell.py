@@ -11,6 +11,7 @@ import typer
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
+    ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
     NameOption,
@@ -42,6 +43,7 @@ def shell(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Publish, subscribe, submit jobs, work and inspect by hand. Arriving messages are shown while you type.
@@ -50,7 +52,7 @@ def shell(
     The shell has a history and completion (Tab). It also reads a script from standard input; the exit code is then 1
     if a command failed.
     """
-    target = Target.of(broker, name, secret_file, timeout)
+    target = Target.of(broker, name, secret_file, timeout, arq)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from godwit.cli.shell_terminal import run_terminal
 

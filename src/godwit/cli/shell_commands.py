@@ -274,7 +274,7 @@ class Shell:
             async with self.client.subscribe(filter, on_gap=gaps.append) as messages:
                 await self._write_line(f"Subscribed to {filter}.")
                 ready.set_result(None)
-                lines = MessageFormatter(as_json=False)
+                lines = MessageFormatter()
                 async for batch in messages.batches():
                     while gaps:
                         missed = gaps.pop(0)

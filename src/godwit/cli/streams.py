@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import os
 import queue
+import re
 import select
 import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Final, NoReturn, TypeVar
+from pathlib import Path
+from typing import IO, Final, NamedTuple, NoReturn, TypeVar
 
-from godwit.errors import GodwitError
+from godwit.cli.text import safe
+from godwit.errors import GodwitError, UsageError
 from godwit.limits import KIB
 
 T = TypeVar("T")
@@ -175,21 +178,57 @@ def _check_length(line: bytes | bytearray, max_bytes: int, number: int) -> None:
         )
 
 
-def complete_streams() -> None:
-    """Open an empty stream in place of each standard stream that is closed (`>&-`).
-
-    Otherwise the next file or socket would get its descriptor number, which makes uvloop fail.
-    """
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
-
-
 def discard_output() -> None:
     """Redirect stdout to nowhere after OutputClosedError, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+
+
+class PayloadLimit(NamedTuple):
+    """The largest payload, and how an error describes it."""
+
+    max_bytes: int
+    text: str
+
+
+def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = False) -> bytes:
+    """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
+
+    With `is_literal` the argument came after -- and may look like an option.
+
+    Raises:
+        UsageError: The payload is too long, or looks like an unknown option.
+        GodwitError: Reading the file failed.
+    """
+    if text is None:
+        return b""
+    if text == "-":
+        return _bounded(sys.stdin.buffer, limit, "standard input")
+    if text.startswith("@"):
+        path = Path(text[1:])
+        try:
+            with path.open("rb") as file:
+                return _bounded(file, limit, safe(str(path)))
+        except OSError as error:
+            raise GodwitError(
+                f"cannot read {path}: {error.strerror or error}; check the path, or give a payload that begins with @ "
+                "through standard input (-)"
+            ) from error
+    if _LOOKS_LIKE_AN_OPTION.match(text) and not is_literal:
+        raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+    # Bytes of the command line that are not UTF-8 are sent unchanged.
+    return _checked(text.encode("utf-8", "surrogateescape"), limit, "the payload")
+
+
+def _bounded(file: IO[bytes], limit: PayloadLimit, what: str) -> bytes:
+    return _checked(file.read(limit.max_bytes + 1), limit, what)
+
+
+def _checked(payload: bytes, limit: PayloadLimit, what: str) -> bytes:
+    if len(payload) > limit.max_bytes:
+        raise UsageError(f"{what} is longer than {limit.text}")
+    return payload

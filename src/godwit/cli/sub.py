@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import re
 import sys
-from dataclasses import replace
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,11 +16,19 @@ import typer
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
+    ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
     NameOption,
     SecretOption,
+    SessionExpiryOption,
     Target,
+    WillOptions,
+    WillPayloadOption,
+    WillQosOption,
+    WillRetainOption,
+    WillTopicOption,
+    check_session_expiry,
     connected,
     guarded,
     print_notice,
@@ -24,25 +36,65 @@ from godwit.cli.connection import (
 )
 from godwit.cli.text import count as counted
 from godwit.cli.text import parse_position, safe, safe_json
-from godwit.errors import TopicError, UsageError
+from godwit.errors import GodwitError, TopicError, UsageError
 from godwit.limits import MAX_SESSION_EXPIRY_S
 from godwit.wire.control_base import Code
+from godwit.wire.filters import matches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
+    from godwit.cli.message_lines import MessageFormatter, Style
     from godwit.client.message import Message
     from godwit.client.subscription import Start
     from godwit.net.client import AsyncClient
     from godwit.net.file_inbox import ReceivedFile
+    from godwit.net.subscription import AsyncSubscription
 
 
 MAX_SIZE_DIGITS: Final = 18
+END_POLL_S: Final = 0.1
+"""Pause before the broker is asked again whether the end of the log is reached."""
+MAX_WAIT_S: Final = 7 * 86400.0
 
 
 def register(root: typer.Typer) -> None:
     """Add `godwit sub`."""
-    root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --count 10")(sub)
+    root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --from 1h --no-follow --format '%I %t %p'")(
+        sub
+    )
+
+
+@dataclass(frozen=True)
+class SubscribePlan:
+    """What to receive, and when to end."""
+
+    filters: list[str]
+    start: Start = None
+    since: datetime | None = None
+    back: int | None = None
+    """Start this many messages before the end of the log."""
+    cursor: str | None = None
+    count: int | None = None
+    wait_s: float | None = None
+    follows: bool = True
+    """Whether to continue at the end of the log."""
+    exclude: tuple[str, ...] = ()
+    retained: bool | None = None
+    """True: only messages that were stored for new subscribers. False: only others."""
+
+    def require_count(self, number: int, noun: str) -> None:
+        """Raise GodwitError if the command ended with fewer messages or files than --count asks for."""
+        if self.count is not None and number < self.count:
+            within = "before the end of the log" if self.wait_s is None else f"within {self.wait_s:g} s"
+            raise GodwitError(f"{number:,} of {counted(self.count, noun)} arrived {within}")
+
+    def select(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages to print."""
+        found = [one for one in messages if self.retained is None or one.retained is self.retained]
+        if self.exclude:
+            found = [one for one in found if not any(matches(filter, one.topic) for filter in self.exclude)]
+        return found
 
 
 def sub(
@@ -56,9 +108,60 @@ def sub(
             "--count", "-n", metavar="N", help="End after this many messages or files.", show_default="no limit"
         ),
     ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            "-W",
+            metavar="SECONDS",
+            help="End after this time; with --count the exit code is then 1.",
+            show_default="no limit",
+        ),
+    ] = None,
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="End at the end of the log.")] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help="Start at earliest, latest, an offset, -N (N messages of the log before its end), an age such as 5m, "
+            "or a time such as 2025-03-01T12:00 (UTC).",
+            show_default="latest",
+        ),
+    ] = None,
+    cursor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Continue after the last printed message; the broker stores that position for a week under this name.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", "-T", metavar="FILTER", help="Leave out topics that match; may be repeated."),
+    ] = None,
+    retained_only: Annotated[
+        bool, typer.Option("--retained-only", help="Print the messages retained for new subscribers, and end.")
+    ] = False,
+    no_retained: Annotated[
+        bool, typer.Option("--no-retained", "-R", help="Leave out messages retained for new subscribers.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line instead of `topic: payload`.")
     ] = False,
+    payload_only: Annotated[bool, typer.Option("--payload-only", help="Print only the payload, one per line.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes of the payloads, and nothing else.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-F",
+            metavar="FORMAT",
+            help="Print this for each message: %t topic, %p payload, %x payload in hex, %l its length, %q QoS, "
+            "%r 1 if retained, %o offset, %n publisher, %I time of arrival, %U that time in seconds since 1970, "
+            "%j JSON, %% a percent sign, \\n and \\t.",
+        ),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Receive files into this folder and print their paths.")
     ] = None,
@@ -73,25 +176,15 @@ def sub(
             help="With --save: end when the received files in the folder exceed this size.",
         ),
     ] = "10GiB",
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="POSITION",
-            help="Start at earliest, latest, an offset, or a time such as 2025-03-01T12:00 (UTC).",
-            show_default="latest",
-        ),
-    ] = None,
-    cursor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Continue after the last printed message; the broker stores that position for a week under this name.",
-        ),
-    ] = None,
+    will_topic: WillTopicOption = None,
+    will_payload: WillPayloadOption = None,
+    will_qos: WillQosOption = "1",
+    will_retain: WillRetainOption = False,
+    session_expiry: SessionExpiryOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Print messages as they arrive, as `topic: payload`, one per line.
@@ -100,35 +193,82 @@ def sub(
     `payload_base64` where it is not UTF-8. The command waits for a broker that is not running yet and reconnects when
     the connection is lost. Missed messages are reported on stderr.
     """
+    from godwit.broker.topics import check_filter
+    from godwit.cli.message_lines import MessageFormatter
+
     if count is not None and count < 1:
         raise UsageError(f"--count {count} is out of range; give a number from 1 upward, or leave it out")
-    start_at, since = parse_start(start)
-    target = Target.of(broker, name, secret_file, timeout)
+    if wait is not None and not 0 < wait <= MAX_WAIT_S:
+        raise UsageError(f"--wait {wait:g} is out of range; give seconds above 0, up to {MAX_WAIT_S:,.0f}")
+    if as_json + payload_only + raw + (form is not None) > 1:
+        raise UsageError("--json, --payload-only, --raw and --format exclude each other: give one of them")
+    if retained_only and (no_retained or start is not None or cursor is not None):
+        raise UsageError("--retained-only does not accept --no-retained, --from or --cursor: leave them out")
+    start_at, since, back = parse_start(start)
+    for filter in exclude or ():
+        check_filter(filter)
+    target = Target.of(broker, name, secret_file, wait if timeout is None else timeout, arq)
+    if session_expiry is not None and name is None and cursor is None:
+        raise UsageError("only a client with a name has a session that remains: add --name to --session-expiry")
+    target = replace(
+        target,
+        will=WillOptions(will_topic, will_payload, will_qos, will_retain).will(),
+        session_expiry_s=check_session_expiry(session_expiry),
+    )
     if cursor is not None:  # a cursor belongs to a named client; without a name it would end with the connection
-        target = replace(target, name=name or cursor, session_expiry_s=MAX_SESSION_EXPIRY_S, is_cursor=not name)
+        expiry_s = MAX_SESSION_EXPIRY_S if session_expiry is None else target.session_expiry_s
+        target = replace(target, name=name or cursor, session_expiry_s=expiry_s, is_cursor=not name)
+    plan = SubscribePlan(
+        filters,
+        start_at,
+        since,
+        back,
+        cursor,
+        count,
+        wait,
+        follows=not (no_follow or retained_only),
+        exclude=tuple(exclude or ()),
+        retained=True if retained_only else False if no_retained else None,
+    )
     if save is not None:
-        if start is not None or cursor is not None:
-            raise UsageError("--save does not accept --from or --cursor: files are received from now on")
+        if cursor is not None or not plan.follows or payload_only or raw or form is not None or exclude or no_retained:
+            raise UsageError("--save receives files: of the options for messages it accepts --from, --count and --wait")
         limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
-        run(_save(target, filters, save, limits, count, as_json))
+        run(_save(target, plan, save, limits, as_json))
     else:
-        run(_print(target, filters, count, as_json, start_at, since, cursor))
+        style: Style = "json" if as_json else "payload" if payload_only else "raw" if raw else "text"
+        run(_print(target, plan, MessageFormatter(style, form)))
 
 
-def parse_start(text: str | None) -> tuple[Start, datetime | None]:
-    """Return the position or the time to start at.
+def parse_start(text: str | None) -> tuple[Start, datetime | None, int | None]:
+    """Return the position, or the time, or the number of messages before the end of the log to start at.
 
     Raises:
-        UsageError: The text is neither.
+        UsageError: The text has another form.
     """
     if text is None:
-        return None, None
+        return None, None, None
+    if text.startswith("-") and text[1:].isascii() and text[1:].isdigit() and len(text) <= MAX_SIZE_DIGITS:
+        return None, None, int(text[1:])
+    if (age := parse_age(text)) is not None:
+        return None, datetime.now(UTC) - age, None
     position = parse_position(text)
     if position is None:
         raise UsageError(
-            f"--from {text!r} is not a position; write latest, earliest, an offset, or a time such as 2025-03-01T12:00"
+            f"--from {text!r} is not a position; write latest, earliest, an offset, -10, an age such as 5m, or a time "
+            "such as 2025-03-01T12:00"
         )
-    return (None, position) if isinstance(position, datetime) else (position, None)
+    return (None, position, None) if isinstance(position, datetime) else (position, None, None)
+
+
+def parse_age(text: str) -> timedelta | None:
+    """Return the duration that a text such as 90s, 5m, 2h, 1d or 1w names, or None for another text."""
+    match = _AGE.fullmatch(text)
+    return None if match is None else timedelta(**{_AGE_UNITS[match[2]]: float(match[1])})
+
+
+_AGE_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([smhdw])")
 
 
 def parse_size(option: str, text: str) -> int:
@@ -147,46 +287,40 @@ def parse_size(option: str, text: str) -> int:
     raise UsageError(f"{option} {text!r} is not a size; write it as 500MB, 10GiB or a number of bytes")
 
 
-async def _print(
-    target: Target,
-    filters: list[str],
-    count: int | None,
-    as_json: bool,
-    start: Start,
-    since: datetime | None,
-    cursor: str | None,
-) -> None:
-    from godwit.cli.message_lines import MessageFormatter
+async def _print(target: Target, plan: SubscribePlan, lines: MessageFormatter) -> None:
     from godwit.cli.streams import Output
 
     output = Output()
-    lines = MessageFormatter(as_json=as_json)
+    printed = 0
 
     async def show(client: AsyncClient) -> None:
-        left = count
+        nonlocal printed
         # `keep`: the subscription ends with the session, so a named client continues when it connects again.
         subscription = client.subscribe(
-            *filters,
-            start=start,
-            since=since,
-            cursor=cursor,
+            *plan.filters,
+            start=plan.start if plan.back is None else max(await end_of_log(client, plan.filters) - plan.back, 0),
+            since=plan.since,
+            cursor=plan.cursor,
             on_gap=lambda missed: _report_gap(missed, subscription.replaced),
             keep=True,
         )
         async with subscription as messages:
             position = messages.position
-            async for batch in messages.batches():
-                shown = batch if left is None else batch[:left]
-                await output.write(lines.render(shown))
+            is_plain = plan.follows and plan.wait_s is None
+            async for batch in messages.batches() if is_plain else _batches(client, messages, plan):
+                wanted = plan.select(batch)
+                shown = wanted if plan.count is None else wanted[: plan.count - printed]
+                if shown:
+                    await output.write(lines.render(shown))
                 # Messages of the batch beyond --count were not printed: they are delivered again the next time.
-                position = messages.position if len(shown) == len(batch) else position_after(shown, position)
-                if cursor is not None:
+                is_whole = len(shown) == len(wanted)
+                position = messages.position if is_whole else position_after(shown, position)
+                if plan.cursor is not None:
                     await messages.commit(position)
-                if left is not None:
-                    left -= len(shown)
-                    if left == 0:
-                        await messages.close(position)
-                        return
+                printed += len(shown)
+                if printed == plan.count:
+                    break
+            await messages.close(position)
 
     async with connected(target) as client:
         try:
@@ -195,6 +329,47 @@ async def _print(
             if error.code != Code.NO_SUCH_TOPIC:
                 raise
             raise TopicError(error.code, f"{error}: publish to it first, or create it (godwit topics create)") from None
+    plan.require_count(printed, "message")
+
+
+async def end_of_log(client: AsyncClient, filters: Sequence[str]) -> int:
+    """Return the offset behind the last message of the log."""
+    async with client.subscribe(*filters, start="latest", keep=False) as messages:
+        return messages.position
+
+
+async def _batches(
+    client: AsyncClient, messages: AsyncSubscription, plan: SubscribePlan
+) -> AsyncIterator[list[Message]]:
+    """Yield the messages in lists, until the time of the plan is over or without `follows` the log ends."""
+    source = messages.batches()
+    now = asyncio.get_running_loop().time
+    ends_at = math.inf if plan.wait_s is None else now() + plan.wait_s
+    coming: asyncio.Future[list[Message]] = asyncio.ensure_future(anext(source))
+    try:
+        while (left_s := ends_at - now()) > 0:
+            poll_s = None if plan.follows else END_POLL_S
+            done, _ = await asyncio.wait(
+                [coming], timeout=poll_s if math.isinf(left_s) else min(left_s, poll_s or left_s)
+            )
+            if done:
+                yield coming.result()
+                coming = asyncio.ensure_future(anext(source))
+            elif not plan.follows and await _is_at_end(client, plan) and not coming.done():
+                return
+    finally:
+        coming.cancel()
+        with suppress(asyncio.CancelledError, GodwitError):
+            await coming
+
+
+async def _is_at_end(client: AsyncClient, plan: SubscribePlan) -> bool:
+    """Return whether this client has processed every matching message of the log."""
+    wanted = sorted(set(plan.filters))
+    return any(
+        one.idle and one.filters == wanted and one.cursor == (plan.cursor or "")
+        for one in await client.cursors(client.name)
+    )
 
 
 def position_after(messages: Sequence[Message], before: int) -> int:
@@ -203,21 +378,23 @@ def position_after(messages: Sequence[Message], before: int) -> int:
     return max((offset + 1 for offset in logged), default=before)
 
 
-async def _save(
-    target: Target, filters: list[str], folder: Path, limits: tuple[int, int], count: int | None, as_json: bool
-) -> None:
+async def _save(target: Target, plan: SubscribePlan, folder: Path, limits: tuple[int, int], as_json: bool) -> None:
     from godwit.cli.progress import FileProgress
     from godwit.cli.streams import Output
 
     output = Output()
+    saved = 0
 
     async def receive(client: AsyncClient, progress: FileProgress) -> None:
-        left = count
+        nonlocal saved
+        start = plan.start if plan.back is None else max(await end_of_log(client, plan.filters) - plan.back, 0)
         receiver = client.receive_files(
-            *filters,
+            *plan.filters,
             folder=folder,
+            start=start,
+            since=plan.since,
             progress=progress.show,
-            on_problem=print_notice,
+            on_problem=progress.report,
             max_file_bytes=limits[0],
             max_total_bytes=limits[1],
         )
@@ -225,22 +402,28 @@ async def _save(
             async for file in files:
                 progress.finish(file.name)
                 progress.finish(file.path.name)
-                await output.write(file_line(file, as_json=as_json))
-                left = None if left is None else left - 1
-                if left == 0:
+                await progress.write(file_line(file, as_json=as_json), output)
+                saved += 1
+                if saved == plan.count:
                     return
 
     with FileProgress(enabled=sys.stderr.isatty()) as progress:
         async with connected(target) as client:
-            await guarded(receive(client, progress), output.until_closed())
+            try:
+                async with asyncio.timeout(plan.wait_s) as limit:
+                    await guarded(receive(client, progress), output.until_closed())
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+    plan.require_count(saved, "file")
 
 
-def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
+def file_line(file: ReceivedFile, *, as_json: bool) -> str:
     """Return the line printed for a received file: its path, or a JSON object."""
     import msgspec
 
     if not as_json:
-        return f"{safe(str(file.path))}\n".encode()
+        return f"{safe(str(file.path))}\n"
     fields = {
         "path": str(file.path).encode("utf-8", "replace").decode(),
         "name": file.name,
@@ -249,7 +432,7 @@ def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
         "size_bytes": file.size_bytes,
         "sha256": file.sha256.hex(),
     }
-    return safe_json(msgspec.json.encode(fields)) + b"\n"
+    return safe_json(msgspec.json.encode(fields)).decode() + "\n"
 
 
 def _report_gap(missed: int | None, replaced: tuple[int, int] | None) -> None:

@@ -1,4 +1,4 @@
-"""`godwit topics`: list, show and create topics."""
+"""`godwit topics`: list, show, create and delete topics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from godwit.cli.connection import (
     DEFAULT_BROKER,
     REQUEST_TIMEOUT_S,
+    ArqOption,
     BrokerOption,
     NameOption,
     SecretOption,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
-app = typer.Typer(help="List, show and create topics; without a command: list.")
+app = typer.Typer(help="List, show, create and delete topics; without a command: list.")
 
 
 def register(root: typer.Typer) -> None:
@@ -42,16 +43,23 @@ def topics(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """List, show and create topics; without a command: list."""
+    """List, show, create and delete topics; without a command: list."""
     context.obj = {
         option: value
-        for option, value in (("broker", broker), ("name", name), ("secret_file", secret_file), ("timeout", timeout))
+        for option, value in (
+            ("broker", broker),
+            ("name", name),
+            ("secret_file", secret_file),
+            ("arq", arq),
+            ("timeout", timeout),
+        )
         if _was_typed(context, option)
     }
     if context.invoked_subcommand is None:
-        list_topics(context, None, as_json, broker, name, secret_file, timeout)
+        list_topics(context, None, as_json, broker, name, secret_file, arq, timeout)
 
 
 @app.command("list", epilog="Example: godwit topics list 'home/#'")
@@ -64,6 +72,7 @@ def list_topics(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """List the topics by name, with their figures since each was created.
@@ -76,7 +85,7 @@ def list_topics(
 
     if filter is not None:
         check_filter(filter)
-    found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(filter))
+    found = ask(_target(context, broker, name, secret_file, arq, timeout), lambda client: client.topics(filter))
     if as_json:
         show_objects([_object(topic) for topic in found])
         return
@@ -94,6 +103,7 @@ def show(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Show one topic with its current numbers of subscribers and publishers."""
@@ -102,7 +112,7 @@ def show(
 
     _refuse_wildcards(topic, f"name one topic, or list all that match: godwit topics list '{topic}'")
     check_topic(topic)
-    found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(topic))
+    found = ask(_target(context, broker, name, secret_file, arq, timeout), lambda client: client.topics(topic))
     if not found:
         raise GodwitError(f"topic {topic!r} does not exist; see godwit topics list")
     if as_json:
@@ -130,6 +140,7 @@ def create(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Create a topic. Where the broker's policy is `explicit`, a topic must be created before it is used."""
@@ -137,8 +148,31 @@ def create(
 
     _refuse_wildcards(topic, "give the new topic a name without + * #")
     check_topic(topic)
-    ask(_target(context, broker, name, secret_file, timeout), lambda client: client.create_topic(topic))
+    ask(_target(context, broker, name, secret_file, arq, timeout), lambda client: client.create_topic(topic))
     typer.echo(f"created {safe(topic)}")
+
+
+@app.command("delete", epilog="Example: godwit topics delete home/garage/temperature")
+def delete(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """Delete a topic that is not in use, with its figures and its retained message.
+
+    The log keeps its messages until retention deletes them. Reading them makes the topic known again.
+    """
+    from godwit.broker.topics import check_topic
+
+    _refuse_wildcards(topic, "name one topic; godwit topics list shows them")
+    check_topic(topic)
+    target = _target(context, broker, name, secret_file, arq, timeout)
+    ask(target, lambda client: client.delete_topic(topic))
+    typer.echo(f"deleted {safe(topic)}")
 
 
 def _refuse_wildcards(topic: str, advice: str) -> None:
@@ -155,10 +189,16 @@ def _was_typed(context: typer.Context, option: str) -> bool:
 
 
 def _target(
-    context: typer.Context, broker: str, name: str | None, secret_file: Path | None, timeout: float | None
+    context: typer.Context,
+    broker: str,
+    name: str | None,
+    secret_file: Path | None,
+    arq: str | None,
+    timeout: float | None,
 ) -> Target:
     """Return the target from the options after the subcommand, else from those before it."""
-    options: dict[str, Any] = {"broker": broker, "name": name, "secret_file": secret_file, "timeout": timeout}
+    options: dict[str, Any] = {"broker": broker, "name": name, "secret_file": secret_file, "arq": arq}
+    options["timeout"] = timeout
     for option, value in (context.obj or {}).items():
         if not _was_typed(context, option):
             options[option] = value

@@ -1,4 +1,4 @@
-"""`godwit worker`: volunteer for kinds of work, and run a command for each task or simulate the work.
+"""`godwit worker`: volunteer for kinds of work, and run a command or Python handlers for each task, or simulate it.
 
 The shell runs its tasks in the same way.
 """
@@ -6,18 +6,21 @@ The shell runs its tasks in the same way.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from godwit.cli.connection import (
     DEFAULT_BROKER,
+    ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
     SecretOption,
@@ -28,7 +31,7 @@ from godwit.cli.connection import (
     run,
 )
 from godwit.cli.text import count, safe, safe_payload, size
-from godwit.errors import UsageError
+from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_CAPACITY, MAX_KINDS
 
 if TYPE_CHECKING:
@@ -49,8 +52,17 @@ def register(root: typer.Typer) -> None:
 def worker(
     name: Annotated[str, typer.Argument(help="Unique name of this worker.")],
     kinds: Annotated[
-        list[str], typer.Option("--kind", "-k", metavar="KIND", help="Kind of work to volunteer for; may be repeated.")
-    ],
+        list[str] | None,
+        typer.Option("--kind", "-k", metavar="KIND", help="Kind of work to volunteer for; may be repeated."),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="Run the godwit.Worker of this name in a Python module, with its handlers and its capacity.",
+        ),
+    ] = None,
     command: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +71,9 @@ def worker(
             help="Command to run for each task: payload on its stdin, result from its stdout.",
         ),
     ] = None,
-    capacity: Annotated[int, typer.Option(metavar="N", help="Number of tasks to run at once.")] = 1,
+    capacity: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of tasks to run at once.", show_default="1")
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Without --exec: duration of a simulated task.", show_default="1"),
@@ -67,18 +81,28 @@ def worker(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the tasks.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
     timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Volunteer for work and do it until Ctrl-C, which hands unfinished tasks back at once.
 
     With --exec each task is a run of the command, without a shell. An exit code other than 0 is a failure, reported
-    with the end of the command's stderr. Without --exec the worker simulates work, with progress, for experiments. The
-    worker waits for a broker that is not running yet and reconnects when the connection is lost.
+    with the end of the command's stderr. With --app the handlers of a Python program do the work. Without either, the
+    worker simulates work, with progress, for experiments. The worker waits for a broker that is not running yet and
+    reconnects when the connection is lost.
     """
     from godwit.broker.topics import check_kind
 
     if not name:
         raise UsageError("the name of the worker is empty; give a name")
+    if app is not None:
+        if kinds or command is not None or seconds is not None or capacity is not None:
+            raise UsageError("--app names a worker with its own kinds and capacity: leave out the other options")
+        run(_run_app(Target.of(broker, name, secret_file, timeout, arq), load_app(app), app, quiet=quiet))
+        return
+    if not kinds:
+        raise UsageError("name the kinds of work with --kind, or a worker of a Python module with --app")
+    capacity = 1 if capacity is None else capacity
     if len(kinds) > MAX_KINDS:
         raise UsageError(f"{len(kinds)} kinds are too many; a worker volunteers for {MAX_KINDS} at most")
     for kind in kinds:
@@ -92,13 +116,45 @@ def worker(
         if command is None
         else command_work(split_command(command))
     )
-    target = Target.of(broker, name, secret_file, timeout)
+    target = Target.of(broker, name, secret_file, timeout, arq)
 
     async def main() -> None:
         async with connected(target) as client:
             await run_worker(client, list(dict.fromkeys(kinds)), capacity, task_work, quiet=quiet)
 
     run(main())
+
+
+def load_app(text: str) -> Worker:
+    """Return the worker that a text such as `shop.work:worker` names. Modules in the current folder are found.
+
+    Raises:
+        UsageError: The text has another form, or does not name a worker.
+        GodwitError: The module cannot be imported.
+    """
+    from godwit.net.worker import Worker
+
+    module_name, colon, attribute = text.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UsageError(f"--app {text!r} is not MODULE:NAME; write it as shop.work:worker")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # code of the user can raise anything
+        raise GodwitError(f"cannot import {module_name}: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, Worker):
+        raise UsageError(f"{attribute!r} of {module_name} is not a godwit.Worker; name the variable that holds it")
+    return found
+
+
+async def _run_app(target: Target, worker: Worker, text: str, *, quiet: bool) -> None:
+    async with connected(target) as client:
+        if not quiet:
+            print_notice(f"{client.name} does the work of {text}")
+        await worker.serve(client)
 
 
 def check_simulated_seconds(seconds: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from godwit.broker.broker import Broker
+from godwit.broker.effects import Effect, refusal_notice
 from godwit.broker.ports import RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
@@ -22,7 +23,7 @@ from godwit.wire.epochs import MAX_EPOCHS_TOLD
 
 WATCHES_PER_REQUEST: Final = 64
 """This number of jobs that a client begins to watch costs as much as a request."""
-ListRequest = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
+ListRequest = control.Topics | control.Clients | control.Cursors | jobs.ListJobs | jobs.ShowJob | jobs.ListWorkers
 
 
 class SubscribeResponder(msgspec.Struct):
@@ -31,6 +32,7 @@ class SubscribeResponder(msgspec.Struct):
     peer: NativePeer
     request: int
     outbound: NativeOutbound
+    effects: list[Effect]
 
     def subscribed(self, result: SubscribeResult) -> None:
         outbound = result.subscription.outbound if result.subscription.peer is not None else self.outbound
@@ -50,6 +52,9 @@ class SubscribeResponder(msgspec.Struct):
 
     def refused(self, code: Code, text: str) -> None:
         self._drop()
+        session = self.peer.session
+        if code is Code.NOT_ALLOWED and session is not None:
+            self.effects.append(refusal_notice(session, code, text))
         self.peer.send(control.Error(code=code, text=text, request=self.request))
 
     def _drop(self) -> None:
@@ -80,6 +85,7 @@ class ControlRouter:
             control.Unsubscribe: self._unsubscribe,
             control.CursorCommit: self._commit,
             control.Create: lambda peer, session, message, now_us: administration.create(session, message.topic),
+            control.DeleteTopic: lambda peer, session, message, now_us: administration.delete(session, message.topic),
             control.Kick: lambda peer, session, message, now_us: administration.kick(
                 session, message.client, message.filters, message.reason, now_us
             ),
@@ -89,8 +95,10 @@ class ControlRouter:
         self._pages: dict[type[Any], Callable[[Session, Any], tuple[ControlMessage, int]]] = {
             control.Topics: self._topics,
             control.Clients: self._clients,
+            control.Cursors: self._cursors,
             jobs.ListJobs: work.jobs,
             jobs.ShowJob: work.job,
+            jobs.ListWorkers: work.workers,
         }
 
     def handle(self, peer: NativePeer, body: bytes, now_us: int) -> None:
@@ -114,6 +122,7 @@ class ControlRouter:
         except MalformedError as error:
             reply = control.Error(code=Code.MALFORMED, text=error.detail, request=error.request)
         except RequestFailure as failure:
+            self._note_refusal(peer.session, failure)
             reply = control.Error(code=failure.code, text=failure.text, request=request)
         if reply is None:
             return
@@ -147,6 +156,11 @@ class ControlRouter:
         if handler is None:
             raise RequestFailure(Code.MALFORMED, "this is nothing that a client asks")
         return handler(peer, session, message, now_us)
+
+    def _note_refusal(self, session: Session | None, failure: RequestFailure) -> None:
+        """Report to the operator that a client asked for something that it may not do."""
+        if failure.code is Code.NOT_ALLOWED and session is not None:
+            self._broker.effects.append(refusal_notice(session, failure.code, failure.text))
 
     def _send_when_stored(self, peer: NativePeer, reply: ControlMessage, request: int | None) -> None:
         def refuse(text: str) -> None:
@@ -206,7 +220,9 @@ class ControlRouter:
             peer.outbounds[number] = outbound
         elif known is None or known.peer is None:
             raise RequestFailure(Code.MALFORMED, f"subscription {number} exists with other filters")
-        self._broker.subscribe(peer, request, outbound, SubscribeResponder(peer, message.request, outbound))
+        self._broker.subscribe(
+            peer, request, outbound, SubscribeResponder(peer, message.request, outbound, self._broker.effects)
+        )
 
     def _outbound(self, peer: NativePeer, number: int) -> NativeOutbound:
         outbound = peer.outbounds.get(number)
@@ -242,6 +258,7 @@ class ControlRouter:
         try:
             reply, steps = self._pages[type(message)](session, message)
         except RequestFailure as failure:
+            self._note_refusal(session, failure)
             reply = control.Error(code=failure.code, text=failure.text, request=message.request)
         if isinstance(message, jobs.ListJobs | jobs.ShowJob):
             # It is true once everything that led to it is stored, and is sent also while the disk is full.
@@ -262,6 +279,13 @@ class ControlRouter:
         page = self._administration.clients(session, message.after)
         clients = [control.ClientInfo(**msgspec.structs.asdict(client)) for client in page.clients]
         return control.ClientList(request=message.request, clients=clients, more=page.has_more), page.steps
+
+    def _cursors(self, session: Session, message: control.Cursors) -> tuple[ControlMessage, int]:
+        page = self._administration.cursors(session, message.client, message.after)
+        cursors = [control.CursorInfo(**msgspec.structs.asdict(cursor)) for cursor in page.cursors]
+        return control.CursorList(
+            request=message.request, cursors=cursors, more=page.after is not None, after=page.after or ""
+        ), page.steps
 
 
 def _send(peer: NativePeer, message: ControlMessage) -> None:

@@ -1,4 +1,4 @@
-"""Control messages about jobs: volunteer, watch, unwatch, cancel, jobs, job; and which clients may see a job.
+"""Control messages about jobs: volunteer, watch, unwatch, cancel, jobs, job, workers; and which clients may see a job.
 
 A job is visible to its controller, to the workers that hold its tasks, and to clients that may subscribe to the events
 of its kind. A worker may not watch a job for that reason alone: it would receive the results of the other workers.
@@ -13,7 +13,7 @@ from typing import Final
 from godwit.broker.catalogue import JOBS, Catalogue
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.lifecycle import require_valid_kind
-from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask
+from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask, PoolWorker
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.service import job_name
 from godwit.broker.ports import RequestFailure
@@ -165,6 +165,26 @@ class JobRequests:
             tasks.append(_task_info(task))
         return wire.JobDetails(request=request.request, job=info, tasks=tasks), ENTRY_STEPS * (1 + len(tasks))
 
+    def workers(self, session: Session, request: wire.ListWorkers) -> tuple[wire.WorkerList, int]:
+        """Return a page of the workers in the order of their names, for a client that may kick, and its cost."""
+        if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick"):
+            raise RequestFailure(
+                Code.NOT_ALLOWED, f"{session.name} may not list the workers: this needs the right to kick"
+            )
+        known = self._scheduler.workers
+        names = sorted(name for name in known if name > (request.after or ""))
+        steps = len(known) // COPIES_PER_STEP
+        found: list[wire.WorkerInfo] = []
+        room = PAGE_BYTES
+        for name in names:
+            info, cost_bytes = _worker_info(known[name])
+            room -= cost_bytes
+            if room < 0 and found:
+                return wire.WorkerList(request=request.request, workers=found, more=True), steps
+            found.append(info)
+            steps += ENTRY_STEPS
+        return wire.WorkerList(request=request.request, workers=found), steps
+
     # -- visibility ---------------------------------------------------------------------------------------------------
 
     def may_watch(self, session: Session, job: Job) -> bool:
@@ -220,6 +240,26 @@ def job_info(job: Job) -> wire.JobInfo:
         payload_bytes=spec.size,
         reason=job.reason,
     )
+
+
+def _worker_info(worker: PoolWorker) -> tuple[wire.WorkerInfo, int]:
+    """Return the entry of a worker, and its length in bytes at most."""
+    cost_bytes = ENTRY_BYTES + CHARACTER_BYTES * len(worker.name)
+    kinds: list[str] = []
+    for kind in worker.kinds:
+        cost_bytes += CHARACTER_BYTES * (len(kind) + 1)
+        if cost_bytes > PAGE_BYTES:
+            break
+        kinds.append(kind)
+    info = wire.WorkerInfo(
+        name=worker.name,
+        state="gone" if not worker.is_connected else "stalled" if worker.is_stalled else "ready",
+        kinds=kinds,
+        capacity=worker.capacity,
+        tasks=len(worker.leases),
+        heard_us=worker.heard_us,
+    )
+    return info, min(cost_bytes, PAGE_BYTES)
 
 
 def _task_info(task: JobTask) -> wire.TaskInfo:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from godwit.broker.effects import Effect
+from godwit.broker.effects import Effect, refusal_notice
 from godwit.broker.ports import Publication, RequestFailure
 from godwit.broker.publications import LAST_SEQUENCE, LATEST_US
 from godwit.broker.session import Session
@@ -84,6 +84,8 @@ class PublishChannel(Publication):
         try:
             subscribers = self.broker.open_publication(self, request.topic, request.publisher, request.epoch)
         except RequestFailure as failure:
+            if failure.code is Code.NOT_ALLOWED:
+                self.effects.append(refusal_notice(self.session, failure.code, failure.text))
             self.refuse(failure.code, failure.text)
         else:
             self.peer.send(Opened(channel=self.number, subscribers=subscribers))

@@ -251,6 +251,10 @@ class NativeOutbound(Outbound):
         self.channel.sent_below = next_offset
         self.channel.send_message(Gap(count=count, next_offset=next_offset), gaps=1)
 
+    def is_idle(self) -> bool:
+        unconfirmed = self.channel.unconfirmed
+        return not self.channel.pieces and (not unconfirmed or unconfirmed[-1][0] == 0)  # record 0 has no messages
+
     def flush(self) -> None:
         if self.channel.pieces:
             self.channel.cut()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
-from godwit.broker.effects import Effect
+from godwit.broker.effects import Effect, refusal_notice
 from godwit.broker.jobs.job_commits import JobCommits
 from godwit.broker.jobs.model import Job, JobActivity, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
@@ -212,6 +212,7 @@ class WorkReceiver:
         notifier = self._notifier
         results = record.results
         refusals: dict[str, RequestFailure | None] = {}
+        is_noted = False
         if notifier.is_full(peer):
             text = f"{peer.name} does not read the updates of its jobs: read them before submitting more"
             results += [SubmitResult(spec.key, code=Code.TOO_MANY, text=text) for spec in head.jobs]
@@ -228,6 +229,10 @@ class WorkReceiver:
                     _require_short_key(spec.key)
                 job = scheduler.submit(peer.name, spec, payload, now_us)
             except RequestFailure as failure:
+                if not is_noted:  # one line for a group, however many jobs it has
+                    is_noted = True
+                    text = failure.text if failure.code is Code.NOT_ALLOWED else f"a job of {peer.name}: {failure.text}"
+                    self._effects.append(refusal_notice(peer.session, failure.code, text))
                 results.append(SubmitResult(spec.key, code=failure.code, text=failure.text))
             else:
                 results.append(SubmitResult(spec.key, job, job.agreed, is_new=job.number >= next_job))

@@ -37,8 +37,8 @@ from godwit.net.runtime import OnState
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, TopicInfo, Will
-from godwit.wire.jobs import JobInfo, JobState, TaskInfo
+from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo, Will
+from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
 
@@ -312,9 +312,21 @@ class BlockingClient:
         """Create a topic. Needed where the topic's policy is `explicit`. See AsyncClient.create_topic."""
         self._thread.call(self._client.create_topic(topic, timeout_s=timeout_s))
 
+    def delete_topic(self, topic: str, *, timeout_s: float | None = None) -> None:
+        """Delete a topic that is not in use. See AsyncClient.delete_topic."""
+        self._thread.call(self._client.delete_topic(topic, timeout_s=timeout_s))
+
     def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session."""
         return self._thread.call(self._client.clients(timeout_s=timeout_s))
+
+    def cursors(self, client: str | None = None, *, timeout_s: float | None = None) -> list[CursorInfo]:
+        """Return the subscriptions with their positions in the log. See AsyncClient.cursors."""
+        return self._thread.call(self._client.cursors(client, timeout_s=timeout_s))
+
+    def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
+        """Return the workers with their kinds of work, capacity and tasks."""
+        return self._thread.call(self._client.workers(timeout_s=timeout_s))
 
     def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
         """Remove another client, or one of its subscriptions. See AsyncClient.kick."""

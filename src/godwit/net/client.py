@@ -44,6 +44,10 @@ from godwit.wire.control import (
     ClientList,
     Clients,
     Create,
+    CursorInfo,
+    CursorList,
+    Cursors,
+    DeleteTopic,
     Done,
     Kick,
     Ping,
@@ -53,7 +57,18 @@ from godwit.wire.control import (
     Topics,
     Will,
 )
-from godwit.wire.jobs import JobDetails, JobInfo, JobList, JobState, ListJobs, ShowJob, TaskInfo
+from godwit.wire.jobs import (
+    JobDetails,
+    JobInfo,
+    JobList,
+    JobState,
+    ListJobs,
+    ListWorkers,
+    ShowJob,
+    TaskInfo,
+    WorkerInfo,
+    WorkerList,
+)
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -578,6 +593,20 @@ class AsyncClient:
         check_topic(topic)
         await self._answered(self._request(lambda n: Create(request=n, topic=topic), Done), timeout_s)
 
+    async def delete_topic(self, topic: str, *, timeout_s: float | None = None) -> None:
+        """Delete a topic that is not in use, with its figures and its retained message. The log keeps its messages.
+
+        Args:
+            topic: The topic.
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            TopicError: The topic does not exist, or is in use.
+            AccessError: This client may not delete it.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        await self._answered(self._request(lambda n: DeleteTopic(request=n, topic=topic), Done), timeout_s)
+
     async def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
         """Return the connected clients, and those of which the broker keeps a session.
 
@@ -597,6 +626,51 @@ class AsyncClient:
             page = await self._request(partial(_clients, after), ClientList)
             found += page.clients
             if not page.more or not page.clients:
+                return found
+
+    async def cursors(self, client: str | None = None, *, timeout_s: float | None = None) -> list[CursorInfo]:
+        """Return the subscriptions with their positions in the log, in the order of the clients' names.
+
+        Args:
+            client: Only the subscriptions of this client.
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            BrokerError: The client does not exist.
+            AccessError: This client may not list the subscriptions of others.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(self._list_cursors(client), timeout_s)
+
+    async def _list_cursors(self, client: str | None) -> list[CursorInfo]:
+        found: list[CursorInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._request(partial(_cursors, client, after), CursorList)
+            found += page.cursors
+            if not page.more or page.after <= (after or ""):  # a broker that makes no progress
+                return found
+            after = page.after
+
+    async def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
+        """Return the workers in the order of their names: kinds of work, capacity, and how many tasks they hold.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            AccessError: This client may not list workers.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(self._list_workers(), timeout_s)
+
+    async def _list_workers(self) -> list[WorkerInfo]:
+        found: list[WorkerInfo] = []
+        while True:
+            after = found[-1].name if found else None
+            page = await self._request(partial(_workers, after), WorkerList)
+            found += page.workers
+            if not page.more or not page.workers:
                 return found
 
     async def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
@@ -717,6 +791,14 @@ class AsyncClient:
 
 def _topics(pattern: str | None, after: str | None, number: int) -> Topics:
     return Topics(request=number, filter=pattern, after=after)
+
+
+def _cursors(client: str | None, after: str | None, number: int) -> Cursors:
+    return Cursors(request=number, client=client, after=after)
+
+
+def _workers(after: str | None, number: int) -> ListWorkers:
+    return ListWorkers(request=number, after=after)
 
 
 def _clients(after: str | None, number: int) -> Clients:

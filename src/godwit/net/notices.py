@@ -105,11 +105,18 @@ class NoticeWriter:
     """
 
     def __init__(
-        self, stream: TextIO, log_format: LogFormat = "text", *, clock: Callable[[], float] = time.time
+        self,
+        stream: TextIO,
+        log_format: LogFormat = "text",
+        *,
+        is_quiet: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`is_quiet`: leave out the lines about single clients, and write those of the broker itself."""
         self._stream = stream
         self._line = json_line if log_format == "json" else text_line
         self._clock = clock
+        self._is_quiet = is_quiet
         self._queue: queue.Queue[str | None] = queue.Queue(MAX_LINES_WAITING)
         self._left_out = 0
         self._limit = NoticeLimit()
@@ -122,6 +129,9 @@ class NoticeWriter:
 
     def write(self, kind: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
         """Write a line, or count it if that is not possible. Never waits."""
+        is_own = kind in ("listening", "archive", "warning")
+        if self._is_quiet and not is_own and fields and ("client" in fields or "host" in fields):
+            return
         with self._lock:
             is_admitted = self._limit.admit(kind, fields or {}, self._now_us())
             is_first = self._limit.due_us is not None and not self._is_polling

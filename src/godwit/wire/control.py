@@ -6,11 +6,13 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     a client asks                        the broker replies
     login                                welcome, or closes the connection
     subscribe                            subscribed
-    unsubscribe, commit, create, kick    done
+    unsubscribe, commit, create, delete, kick
+                                         done
     topics                               topic_list
     clients                              client_list
+    cursors                              cursor_list
     progress                             progressed
-    volunteer, watch, jobs, job          see godwit.wire.jobs
+    volunteer, watch, jobs, job, workers see godwit.wire.jobs
     ping (either side asks)              pong
     anything                             error
 
@@ -228,6 +230,13 @@ class Create(BaseControlMessage, frozen=True, kw_only=True, tag="create"):
     topic: TopicText
 
 
+class DeleteTopic(BaseControlMessage, frozen=True, kw_only=True, tag="delete"):
+    """Forget a topic that is not in use, with its figures and its retained message. The log keeps its messages."""
+
+    request: Request
+    topic: TopicText
+
+
 class Topics(BaseControlMessage, frozen=True, kw_only=True, tag="topics"):
     """Which topics are there? A page at a time, in the order of their names."""
 
@@ -287,6 +296,41 @@ class ClientList(BaseControlMessage, frozen=True, kw_only=True, tag="client_list
     more: bool = False
 
 
+class Cursors(BaseControlMessage, frozen=True, kw_only=True, tag="cursors"):
+    """List the subscriptions with their positions in the log. A page at a time, in the order of the clients' names."""
+
+    request: Request
+    client: Name | None = None
+    """Only those of this client."""
+    after: Name | None = None
+
+
+class CursorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A subscription and its position in the log."""
+
+    client: str
+    filters: list[str]
+    cursor: str = ""
+    """The name of its cursor; empty if the position moves by itself."""
+    connected: bool = False
+    position: Count = 0
+    """The first offset that the client has not processed, or with a cursor not committed."""
+    lag: Count = 0
+    """The number of messages from there to the end of the log, whether they match its filters or not."""
+    idle: bool = False
+    """The client is connected, and has processed every matching message of the log."""
+
+
+class CursorList(BaseControlMessage, frozen=True, kw_only=True, tag="cursor_list"):
+    """A page of subscriptions. All subscriptions of a client are in one page."""
+
+    request: Request
+    cursors: list[CursorInfo] = []
+    more: bool = False
+    after: Text = ""
+    """With `more`: the `after` of the next request."""
+
+
 class Kick(BaseControlMessage, frozen=True, kw_only=True, tag="kick"):
     """Remove a client, or with filters its subscription to exactly these. The client is notified of the reason."""
 
@@ -331,9 +375,9 @@ class Error(BaseControlMessage, frozen=True, kw_only=True, tag="error"):
 ControlMessage: TypeAlias = (
     Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
-    | ClientList | Kick | Work | Ping | Pong | Done | Error
+    | ClientList | DeleteTopic | Cursors | CursorList | Kick | Work | Ping | Pong | Done | Error
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
-    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
+    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails | jobs.ListWorkers | jobs.WorkerList
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@
     unwatch, cancel    done
     jobs               job_list
     job                job_shown
+    workers            worker_list
 
 Submissions, leases and reports travel on channels of their own: see godwit.wire.work.
 """
@@ -33,6 +34,8 @@ from godwit.limits import (
 from godwit.wire.control_base import BaseControlMessage, Count, Fraction, Name, Request, Text
 
 JobState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
+WorkerState: TypeAlias = Literal["ready", "stalled", "gone"]
+"""A stalled worker is connected and has not reported in time; one that is gone still holds tasks."""
 TaskState: TypeAlias = Literal["waiting", "leased", "finished", "failed", "cancelled"]
 Ref: TypeAlias = tuple[Count, Request, Request]
 """A lease: the number of the job, the number of the task, and the fencing number, which counts the task's leases."""
@@ -238,4 +241,33 @@ class JobDetails(BaseControlMessage, frozen=True, kw_only=True, tag="job_shown")
     request: Request
     job: JobInfo
     tasks: list[TaskInfo] = []
+    more: bool = False
+
+
+class ListWorkers(BaseControlMessage, frozen=True, kw_only=True, tag="workers"):
+    """List the workers. A page at a time, in the order of their names."""
+
+    request: Request
+    after: Name | None = None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker in a list."""
+
+    name: str
+    state: WorkerState = "ready"
+    kinds: list[str] = []
+    """The kinds of work that it volunteered for; cut if there are too many for a control message."""
+    capacity: Count = 0
+    tasks: Count = 0
+    """The tasks that it holds at present."""
+    heard_us: Count = 0
+    """When it last reported."""
+
+
+class WorkerList(BaseControlMessage, frozen=True, kw_only=True, tag="worker_list"):
+    """A page of workers."""
+
+    request: Request
+    workers: list[WorkerInfo] = []
     more: bool = False

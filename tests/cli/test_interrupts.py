@@ -10,7 +10,7 @@ import threading
 import pytest
 from tests.cli.real import environment, needs_posix
 
-from godwit.cli import quick_interrupts
+from godwit.cli.interrupts import quick_interrupts
 
 INTERRUPTED = """
 import os, signal, sys

@@ -360,4 +360,4 @@ def test_installed_script() -> None:
 
 def test_unknown_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'wings'"):
-        _ = godwit.wings
+        _ = godwit.wings  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ def test_everything_it_offers_is_there() -> None:
 
 def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'publish'"):
-        _ = godwit.publish
+        _ = godwit.publish  # type: ignore[attr-defined]
 
 
 def test_it_imports_no_layer_by_itself() -> None:

@@ -20,8 +20,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input, create_input
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from godwit.cli.interrupts import EXIT_INTERRUPTED
 from godwit.cli.connection import Target, connected, guarded
+from godwit.cli.interrupts import EXIT_INTERRUPTED
 from godwit.cli.shell_commands import HELP, QUOTES, Shell, quoted
 from godwit.cli.streams import Output
 from godwit.cli.text import safe

@@ -18,7 +18,7 @@ COUNTS = {
     "what ... as a noun": (72, 165),
     "gives": (7, 28),
     "who, those that": (20, 23),
-    "its place, goes on, stands": (19, 31),
+    "its place, goes on, stands": (19, 29),
     "cannot be, is no, is none": (63, 42),
     "personification": (0, 1),
 }

@@ -1,4 +1,4 @@
-"""`godwit bench startup`: the figures, and what happens when a command fails."""
+"""`godwit bench startup`: the figures, and commands that fail."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_cursors_of_others_need_the_right_to_kick() -> None:
     assert alice.refusal(c.Cursors(request=50)) is Code.NOT_ALLOWED
     assert alice.refusal(c.Cursors(request=51, client="bob")) is Code.NOT_ALLOWED
     assert [one.filters for one in cursors(bob, "bob")] == [["news"]]
-    assert World().client("alice").refusal(c.Cursors(request=52, client="nobody")) is Code.NO_SUCH_CLIENT
+    assert World().client("alice").refusal(c.Cursors(request=52, client="absent")) is Code.NO_SUCH_CLIENT
 
 
 def test_many_cursors_come_in_pages() -> None:

@@ -74,7 +74,7 @@ def test_a_subscription_then_the_client(address: str) -> None:
     [
         ([""], "the name of the client is empty"),
         (["unknown"], "the client 'unknown' does not exist; godwit clients lists the names"),
-        (["unknown", "a#"], "a wildcard stands alone"),
+        (["unknown", "a#"], "a wildcard"),
     ],
 )
 def test_bad_input_of_kick_is_one_line(address: str, arguments: list[str], text: str) -> None:

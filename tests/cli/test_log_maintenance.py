@@ -464,7 +464,7 @@ def test_purge_deletes_the_messages_of_some_topics(tmp_path: Path) -> None:
         end = store.next_offset
     data = ("--data", str(folder))
     assert "confirm it with --yes" in error_of("log", "purge", "+/debug", *data)
-    assert "a wildcard stands alone" in error_of("log", "purge", "a#", "--yes", *data)
+    assert "a wildcard" in error_of("log", "purge", "a#", "--yes", *data)
     result = godwit("log", "purge", "+/debug", "--yes", "--json", *data)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

@@ -107,10 +107,10 @@ def imported(*arguments: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_version_and_help_import_no_command(option: str) -> None:
-    assert imported(option) == ("[]", "['godwit.cli.text', 'godwit.cli.main']")
+    assert imported(option) == ("[]", "['godwit.cli.interrupts', 'godwit.cli.text', 'godwit.cli.main']")
 
 
-def test_only_what_is_wanted_is_imported() -> None:
+def test_only_the_command_that_runs_is_imported() -> None:
     tools, own = imported("pub", "--help")
     assert tools == "[]"
     assert "'godwit.cli.pub'" in own

@@ -261,7 +261,7 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
     ("arguments", "text"),
     [
         ([""], "is empty"),
-        (["a/b#"], "a wildcard stands alone"),
+        (["a/b#"], "a wildcard"),
         (["#/a"], "'#' before its end"),
         (["a\udcff"], "is not valid Unicode"),
         (["a", "--count", "0"], "--count 0 is out of range"),
@@ -271,7 +271,7 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a", "--wait", "0"], "--wait 0 is out of range"),
         (["a", "--json", "--raw"], "exclude each other"),
         (["a", "--retained-only", "--from", "earliest"], "--retained-only does not accept"),
-        (["a", "--exclude", "b#"], "a wildcard stands alone"),
+        (["a", "--exclude", "b#"], "a wildcard"),
         (["a", "--format", "%t %z"], "--format has an unknown %z; choose from %t, %p"),
         (["a", "--format", "%t\\q"], "--format has an unknown \\q; choose from"),
         (["a", "--session-expiry", "5"], "add --name to --session-expiry"),

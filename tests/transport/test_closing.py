@@ -43,3 +43,12 @@ def test_silent_when_the_peer_has_closed() -> None:
     farewell = ClosingState(b"", 10.0, 0.1)
     assert not farewell.next_frame(10.0)
     assert farewell.next_timer() == farewell.ends_at
+
+
+def test_a_close_that_is_sent_late_is_not_forgotten_before() -> None:
+    """A busy process handles timers first: the peer would get a reset in place of the reason."""
+    farewell = ClosingState(CLOSE, 10.0, 0.1)
+    assert not farewell.is_over(20.0)
+    assert farewell.next_frame(20.0) == CLOSE
+    assert not farewell.is_over(20.1)
+    assert farewell.is_over(20.0 + LINGER_PROBE_TIMEOUTS * 0.1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 10.0
 WAIT_S: Final = 60.0
-"""Time without a message after which a subscriber gives up."""
+"""Time without a message after which a subscriber ends."""
 
 
 class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -268,7 +268,7 @@ def latency(
     broker: Annotated[
         str | None, typer.Option(metavar="HOST[:PORT]", help="A broker of yours, in place of the comparison.")
     ] = None,
-    messages: Annotated[int, typer.Option(min=1, metavar="N", help="Number of messages, with --broker.")] = 1_000,
+    messages: Messages = 1_000,
     rate: Annotated[
         float, typer.Option(min=0.1, max=1e6, metavar="R", help="Messages per second, with --broker.")
     ] = 100.0,

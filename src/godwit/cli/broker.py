@@ -291,7 +291,7 @@ class AccessEntry:
         """Create the file of the secret, readable for its owner only.
 
         Raises:
-            GodwitError: It exists, or cannot be written.
+            GodwitError: It exists, or writing it failed.
         """
         try:
             number = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -321,7 +321,7 @@ class AccessEntry:
         """Append the entries to a configuration file. A file that would be invalid then is left unchanged.
 
         Raises:
-            GodwitError: The file cannot be written.
+            GodwitError: Writing the file failed.
             ConfigurationError: The file would be invalid.
         """
         before = config.read_text(encoding="utf-8")

@@ -72,7 +72,7 @@ def write_contexts(contexts: dict[str, dict[str, str]], selected: str | None) ->
     """Replace the file with the contexts.
 
     Raises:
-        GodwitError: It cannot be written.
+        GodwitError: Writing it failed.
     """
     path = contexts_path()
     beside = path.with_name(f"{path.name}.new")

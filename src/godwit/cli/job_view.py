@@ -312,7 +312,7 @@ def prepare_folder(folder: Path | None) -> None:
     """Create a folder for results, if one was given.
 
     Raises:
-        GodwitError: It cannot be created.
+        GodwitError: Creating it failed.
     """
     if folder is not None:
         try:

@@ -130,7 +130,7 @@ def load_app(text: str) -> Worker:
 
     Raises:
         UsageError: The text has another form, or does not name a worker.
-        GodwitError: The module cannot be imported.
+        GodwitError: The import of the module failed.
     """
     from godwit.net.worker import Worker
 

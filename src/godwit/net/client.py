@@ -15,7 +15,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
 
@@ -30,10 +29,11 @@ from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
-from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, checked_spec
+from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
 from godwit.net.loop import check_timeout, within
 from godwit.net.publisher import AsyncPublisher
+from godwit.net.queries import job_page, list_clients, list_cursors, list_jobs, list_topics, list_workers, show_job
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
@@ -41,33 +41,21 @@ from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Address
 from godwit.wire.control import (
     ClientInfo,
-    ClientList,
-    Clients,
     Create,
     CursorInfo,
-    CursorList,
-    Cursors,
     DeleteTopic,
     Done,
     Kick,
     Ping,
     Pong,
     TopicInfo,
-    TopicList,
-    Topics,
     Will,
 )
 from godwit.wire.jobs import (
-    JobDetails,
     JobInfo,
-    JobList,
     JobState,
-    ListJobs,
-    ListWorkers,
-    ShowJob,
     TaskInfo,
     WorkerInfo,
-    WorkerList,
 )
 
 FLUSH_TIMEOUT_S: Final = 5.0
@@ -456,7 +444,7 @@ class AsyncClient:
         return await self._answered(self._find_job(number), timeout_s)
 
     async def _find_job(self, number: int) -> AsyncJob:
-        info = (await self._job_page(number, 0)).job
+        info = (await job_page(self._runtime, number, 0)).job
         job = await self._runtime.jobs.watch(number)
         job._describe(info)
         return job
@@ -496,20 +484,7 @@ class AsyncClient:
             check_text("controller", controller)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise UsageError(f"limit is {limit!r}: give how many jobs, 1 or more, or None for all")
-        return await self._answered(self._list_jobs(kind, controller, check_states(states), limit), timeout_s)
-
-    async def _list_jobs(
-        self, kind: str | None, controller: str | None, chosen: list[JobState] | None, limit: int | None
-    ) -> list[JobInfo]:
-        found: list[JobInfo] = []
-        before: int | None = None
-        while True:
-            page = await self._request(partial(_jobs, kind, controller, chosen, before), JobList)
-            found += page.jobs
-            is_enough = limit is not None and len(found) >= limit
-            if is_enough or not page.more or (before is not None and page.before >= before):  # no progress
-                return found[:limit]
-            before = page.before
+        return await self._answered(list_jobs(self._runtime, kind, controller, check_states(states), limit), timeout_s)
 
     async def job_info(self, number: int, *, timeout_s: float | None = None) -> tuple[JobInfo, list[TaskInfo]]:
         """Return the present state of a job and its tasks.
@@ -522,15 +497,7 @@ class AsyncClient:
             JobError: The broker does not know the job (any more), or this client may not see it.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        return await self._answered(self._show_job(number), timeout_s)
-
-    async def _show_job(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
-        tasks: list[TaskInfo] = []
-        while True:
-            page = await self._job_page(number, len(tasks))
-            tasks += page.tasks
-            if not page.more or not page.tasks:
-                return page.job, tasks
+        return await self._answered(show_job(self._runtime, number), timeout_s)
 
     async def cancel_job(self, number: int, reason: str = "", *, timeout_s: float | None = None) -> None:
         """Cancel a job and wait until the broker has stored that. Running tasks are revoked.
@@ -545,10 +512,6 @@ class AsyncClient:
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
         await self._answered(self._runtime.jobs.cancel(number, reason), timeout_s)
-
-    async def _job_page(self, number: int, first_task: int) -> JobDetails:
-        check_number(number)
-        return await self._request(lambda n: ShowJob(request=n, job=number, first_task=first_task), JobDetails)
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
@@ -566,17 +529,7 @@ class AsyncClient:
         """
         if filter is not None:
             check_filter(filter)
-        return await self._answered(self._list_topics(filter), timeout_s)
-
-    async def _list_topics(self, filter: str | None) -> list[TopicInfo]:
-        found: list[TopicInfo] = []
-        after: str | None = None
-        while True:
-            page = await self._request(partial(_topics, filter, after), TopicList)
-            found += page.topics
-            if not page.more or page.after <= (after or ""):  # a broker that makes no progress
-                return found
-            after = page.after
+        return await self._answered(list_topics(self._runtime, filter), timeout_s)
 
     async def create_topic(self, topic: str, *, timeout_s: float | None = None) -> None:
         """Create a topic. Needed where the topic's policy is `explicit`.
@@ -617,16 +570,7 @@ class AsyncClient:
             AccessError: This client may not list clients.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        return await self._answered(self._list_clients(), timeout_s)
-
-    async def _list_clients(self) -> list[ClientInfo]:
-        found: list[ClientInfo] = []
-        while True:
-            after = found[-1].name if found else None
-            page = await self._request(partial(_clients, after), ClientList)
-            found += page.clients
-            if not page.more or not page.clients:
-                return found
+        return await self._answered(list_clients(self._runtime), timeout_s)
 
     async def cursors(self, client: str | None = None, *, timeout_s: float | None = None) -> list[CursorInfo]:
         """Return the subscriptions with their positions in the log, in the order of the clients' names.
@@ -640,17 +584,7 @@ class AsyncClient:
             AccessError: This client may not list the subscriptions of others.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        return await self._answered(self._list_cursors(client), timeout_s)
-
-    async def _list_cursors(self, client: str | None) -> list[CursorInfo]:
-        found: list[CursorInfo] = []
-        after: str | None = None
-        while True:
-            page = await self._request(partial(_cursors, client, after), CursorList)
-            found += page.cursors
-            if not page.more or page.after <= (after or ""):  # a broker that makes no progress
-                return found
-            after = page.after
+        return await self._answered(list_cursors(self._runtime, client), timeout_s)
 
     async def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Return the workers in the order of their names: kinds of work, capacity, and how many tasks they hold.
@@ -662,16 +596,7 @@ class AsyncClient:
             AccessError: This client may not list workers.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
-        return await self._answered(self._list_workers(), timeout_s)
-
-    async def _list_workers(self) -> list[WorkerInfo]:
-        found: list[WorkerInfo] = []
-        while True:
-            after = found[-1].name if found else None
-            page = await self._request(partial(_workers, after), WorkerList)
-            found += page.workers
-            if not page.more or not page.workers:
-                return found
+        return await self._answered(list_workers(self._runtime), timeout_s)
 
     async def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
         """Remove another client, or one of its subscriptions.
@@ -787,28 +712,6 @@ class AsyncClient:
             max_file_bytes=max_file_bytes,
             max_total_bytes=max_total_bytes,
         )
-
-
-def _topics(pattern: str | None, after: str | None, number: int) -> Topics:
-    return Topics(request=number, filter=pattern, after=after)
-
-
-def _cursors(client: str | None, after: str | None, number: int) -> Cursors:
-    return Cursors(request=number, client=client, after=after)
-
-
-def _workers(after: str | None, number: int) -> ListWorkers:
-    return ListWorkers(request=number, after=after)
-
-
-def _clients(after: str | None, number: int) -> Clients:
-    return Clients(request=number, after=after)
-
-
-def _jobs(
-    kind: str | None, controller: str | None, states: list[JobState] | None, before: int | None, number: int
-) -> ListJobs:
-    return ListJobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
 
 
 def check_text(what: str, value: str) -> None:

@@ -304,7 +304,7 @@ class Connection:
                 )
             else:
                 self._timers.handle(now)
-        elif self.state is not ConnectionState.CLOSED and now >= self._closing.ends_at:
+        elif self.state is not ConnectionState.CLOSED and self._closing.is_over(now):
             self.state = ConnectionState.CLOSED
         self.wake()
 

@@ -192,9 +192,15 @@ class ClosingState:
         """Return the close frame if it is due, else None. It is empty, and never due, if the peer closed."""
         if self._next_at is None or now < self._next_at:
             return None
+        if not self._said:
+            self.ends_at = now + LINGER_PROBE_TIMEOUTS * self._interval_s
         self._said += 1
         self._next_at = now + self._interval_s if self._said < REPEATS else None
         return self._frame
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the connection can be forgotten: not before the close was sent, however late that is."""
+        return now >= self.ends_at and (self._said > 0 or not self._frame)
 
     def next_timer(self) -> float:
         return self.ends_at if self._next_at is None else min(self._next_at, self.ends_at)

@@ -1,6 +1,6 @@
 """`godwit bench pub`, `sub` and `latency`: measure a broker of the user's, over the network that leads to it.
 
-Unlike the other benchmarks there is no peer and no ratio: the figures are those of one broker, one network and this
+Unlike the other benchmarks it has no peer and no ratio: the figures are those of one broker, one network and this
 machine. `sub` receives what `pub` sends from another terminal or machine. All clients of a run are in one process.
 """
 
@@ -74,7 +74,7 @@ def latency(load: BrokerLoad, rate: float, on_round: Callable[[str], None]) -> R
 
 
 def _rates(bench: str, messages: int, size_bytes: int, elapsed_s: float) -> Report:
-    rate = 1 / elapsed_s if elapsed_s > 0 else None  # all messages came at once: there is no rate
+    rate = 1 / elapsed_s if elapsed_s > 0 else None  # all messages came at once, without a rate
     results = [
         Result("messages_per_s", None if rate is None else messages * rate, "messages/s"),
         Result("megabytes_per_s", None if rate is None else size_bytes * rate / 1e6, "MB/s"),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.classic.dataframe import DataFrame
 from tests.archive import logs
 from tests.pipeline.lakes import LOG, MINUTES, NOON, readings_by_hour, tables_at, three_hours
@@ -176,3 +177,20 @@ def test_definitions_are_used_by_later_messages(tmp_path: Path, spark: SparkSess
     assert requeue_all(spark, lake) == (3, 0)
     assert found(lake) == expected
     assert not [one for one in run_checks(lake) if one.wrong]
+
+
+def test_messages_that_remain_in_quarantine_get_new_reasons(tmp_path: Path, spark: SparkSession) -> None:
+    lake = three_hours(tmp_path, spark)
+    silver, quarantine = lake.table(readings.SPEC), lake.table(readings.QUARANTINE)
+    expected = quarantine.arrow(["offset", "reason", "detail"]).sort_by("offset").to_pylist()
+    older = quarantine.frame(spark).withColumns({"reason": sf.lit("older"), "detail": sf.lit("reason")})
+    quarantine.overwrite(older.localCheckpoint(), {"older": 0})
+    rows = silver.rows
+    assert requeue(spark, lake) == (0, 2)
+    assert quarantine.arrow(["offset", "reason", "detail"]).sort_by("offset").to_pylist() == expected
+    version = quarantine.version
+    assert requeue(spark, lake) == (0, 2)
+    assert quarantine.version == version, "nothing is written if no reason changed"
+    assert silver.rows == rows
+    assert requeue(spark, lake, (DecoderRule("#", "sentence", {}),))[1] == 2
+    rebuild(spark, lake, None, None)

@@ -17,7 +17,7 @@ from godwit.pipeline.decoders.selection import DecoderRule, decoder_set
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.gold import Gold, complete_since
 from godwit.pipeline.gold_table import GoldTable
-from godwit.pipeline.lake import HOUR, Lake, RowTimes
+from godwit.pipeline.lake import HOUR, Lake, LakeTable, RowTimes
 
 MAX_KEYS: Final = 100_000
 """Messages that leave quarantine by their keys, through the driver; for more, executors write the others again."""
@@ -92,7 +92,8 @@ def requeue(spark: SparkSession, lake: Lake, rules: tuple[DecoderRule, ...] = ()
 
     Three tables change one after another. A watermark with the number of the round makes each change take effect once,
     and an interrupted round is completed first. Only messages of an incomplete round are both in silver and in
-    quarantine, which identifies them. Messages that are decoded and have no readings leave quarantine, too.
+    quarantine, which identifies them. Messages that are decoded and have no readings leave quarantine, too. The
+    others remain there, with the reasons that the decoders state now.
 
     Return the number of messages moved, and the number left. The lake must be locked. Raise PipelineError if a batch is
     incomplete.
@@ -113,6 +114,7 @@ def requeue(spark: SparkSession, lake: Lake, rules: tuple[DecoderRule, ...] = ()
         if not is_incomplete:
             found = readings.valid(parsed)
             if found.isEmpty() and silent.isEmpty():
+                _refresh_reasons(quarantine, pending, readings.rejected(parsed), round_)
                 break
             silver.append(found, {REQUEUE: round_})
         fresh = silver.frame(spark).join(pending.select(*_KEYS), _KEYS, "left_semi").localCheckpoint()
@@ -247,6 +249,13 @@ def whole_hours(start: datetime | None, end: datetime | None) -> tuple[datetime 
 
 def _hour_of(at: datetime) -> datetime:
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _refresh_reasons(quarantine: LakeTable, stored: DataFrame, rejected: DataFrame, round_: int) -> None:
+    """Replace quarantine by the same messages with the reasons of today's decoders, if any of them differs."""
+    columns = [*_KEYS, "reason", "detail"]
+    if not rejected.select(*columns).exceptAll(stored.select(*columns)).isEmpty():
+        quarantine.overwrite(rejected, {REQUEUE: round_})
 
 
 def _within(rows: DataFrame, column: str, start: datetime | None, end: datetime | None) -> DataFrame:

@@ -69,11 +69,11 @@ def test_the_table_of_batch_flags() -> None:
 
 
 def test_the_table_of_codes() -> None:
-    assert {name: int(code) for code, name, *_ in read_table("## 23 Codes")} == {code.name: code.value for code in Code}
+    assert {name: int(code) for code, name, *_ in read_table("## 23 Reason codes")} == {code.name: code.value for code in Code}
 
 
 def test_the_reactions_of_clients_to_codes() -> None:
-    reactions = {Code[name]: reaction for _, name, _, reaction in read_table("## 23 Codes")}
+    reactions = {Code[name]: reaction for _, name, _, reaction in read_table("## 23 Reason codes")}
     assert {code for code, text in reactions.items() if text.partition(":")[0] == "ends"} == FINAL_CODES
     conditional = {code for code, text in reactions.items() if text.startswith(("ends ", "ends,"))}
     assert conditional == {Code.NORMAL, Code.NAME_IN_USE}

@@ -17,9 +17,9 @@ LENGTHS_S: Final = (60, 3600)
 _KEYS: Final = ("broker", "topic", "quantity", "name", "window_s", "window_start")
 
 
-def _percentile(percent: int) -> GoldColumn:
+def _percentile(percent: int, doc: str) -> GoldColumn:
     derived = f"kll_sketch_get_quantile_double(sketch, {percent / 100}D)"
-    return GoldColumn(f"p{percent}", pa.float64(), derived=derived)
+    return GoldColumn(f"p{percent}", pa.float64(), doc, derived=derived)
 
 
 SPEC: Final = TableSpec(
@@ -44,9 +44,9 @@ SPEC: Final = TableSpec(
         GoldColumn("deviation", pa.float64(), "of the population", derived="sqrt(squares / count)"),
         GoldColumn("min", pa.float64(), aggregate="min(value)", combine="min(min)"),
         GoldColumn("max", pa.float64(), aggregate="max(value)", combine="max(max)"),
-        _percentile(50),
-        _percentile(95),
-        _percentile(99),
+        _percentile(50, "the median, estimated from the sketch"),
+        _percentile(95, "the 95th percentile, estimated from the sketch"),
+        _percentile(99, "the 99th percentile, estimated from the sketch"),
         GoldColumn(
             "sketch",
             pa.binary(),

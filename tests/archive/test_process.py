@@ -22,7 +22,7 @@ from tests.archive import logs
 from tests.archive.client import ArchiveClient
 from tests.archive.running import PATIENCE_S, Appender, archive_of, log_in, process_in
 
-from godwit.archive.process import MAX_MEMORY_BYTES, BrokerPipe
+from godwit.archive.process import MAX_MEMORY_BYTES, NICENESS, BrokerPipe
 from godwit.broker.access import TokenRights
 from godwit.limits import MIB
 from godwit.server.archive_pipe import (
@@ -47,6 +47,15 @@ def test_stages_outlive_the_process(tmp_path: Path) -> None:
         with archive_of(tmp_path) as (process, client):
             process.appender = Appender(store, tmp_path / "stages")
             assert client.commit("q", 0, [(0, 0)])["count"] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of another process in /proc")
+def test_all_threads_have_a_low_priority(tmp_path: Path) -> None:
+    with log_in(tmp_path), archive_of(tmp_path) as (process, client):
+        client.info()
+        threads = [int(one.name) for one in Path(f"/proc/{process.pid}/task").iterdir()]
+        assert len(threads) > 3
+        assert {os.getpriority(os.PRIO_PROCESS, one) for one in threads} == {NICENESS}
 
 
 def test_token_and_certificate_from_files(tmp_path: Path) -> None:

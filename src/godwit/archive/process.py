@@ -47,6 +47,8 @@ from godwit.server.archive_pipe import (
 EXPIRY_PERIOD_S: Final = 60.0
 OOM_SCORE: Final = "1000"
 """If the machine runs out of memory, the system ends the archive, which is restarted, and not the broker."""
+NICENESS: Final = 19
+"""On two processors, two busy processes of normal priority halve the broker's rate; at this one they hardly matter."""
 READ_BYTES: Final = 64 * KIB
 KEPT_BYTES: Final = 32 * MIB
 """Freed memory that is kept per arena: about one for each thread that reads the log."""
@@ -67,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not get between the messages
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    lower_priority()
     keep_freed_memory()
     limit_memory()
     ended = threading.Event()
@@ -210,6 +213,15 @@ class _Reply:
     def __init__(self) -> None:
         self.has_arrived = threading.Event()
         self.done: CommitDone | None = None
+
+
+def lower_priority() -> None:
+    """Lower the priority of all threads; later ones inherit it. Before the imports, a start could take minutes."""
+    tasks = Path("/proc/self/task")  # Linux has a priority for each thread
+    threads = [int(one.name) for one in tasks.iterdir()] if tasks.exists() else [0]
+    with suppress(OSError):  # the system has no process priorities, or a thread has just ended
+        for thread in threads:
+            os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
 def keep_freed_memory() -> bool:

@@ -1,4 +1,4 @@
-"""The archive process, seen from the broker: started at low priority, restarted when it ends, and stopped.
+"""The archive process, seen from the broker: started, restarted when it ends, and stopped.
 
 The archive reads the log's file by itself. Through its pipes (godwit.server.archive_pipe) it asks the broker to commit
 staged messages. It ends when its standard input is closed, so it does not outlive a broker that was killed.
@@ -41,8 +41,6 @@ _logger = logging.getLogger(__name__)
 
 ARCHIVE_PACKAGES: Final = ("numpy", "pyarrow")
 """Packages of the extra `archive`. The archive process imports them, and the broker does not."""
-NICENESS: Final = 19
-"""On two processors, two busy processes of normal priority halve the broker's rate; at this one they hardly matter."""
 UNINTERRUPTED: Final = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 """Keeps Ctrl-C in a terminal from ending the archive, also while its Python starts and does not ignore it yet."""
 FIRST_PAUSE_S: Final = 0.5
@@ -165,7 +163,8 @@ class ArchiveProcess:
 
     async def _run_once(self, command: Sequence[str]) -> str:
         """Run one process until it ends. Return how it ended."""
-        # In the broker's session: Linux shares the processor between sessions first, and by priority only within one.
+        # In the broker's session, because its low priority matters only there: Linux shares the processor between
+        # sessions first.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
         )
@@ -176,8 +175,6 @@ class ArchiveProcess:
             loop.create_task(self._commit_all(process, commits)),
         ]
         try:
-            with suppress(OSError):  # it has ended already, or the system has no process priorities
-                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

@@ -196,6 +196,21 @@ def test_what_others_lose_is_no_gap_after_a_break(start: int | None) -> None:
     assert (again.payloads, again.gaps) == ([b"news 0"], [])
 
 
+@pytest.mark.parametrize(("start", "count"), [(None, 7), (1, 7), (4, 4), (7, 1), (8, 0)])
+def test_a_client_that_names_an_offset_does_not_miss_earlier_messages(start: int | None, count: int) -> None:
+    world = QuietWorld()
+    bob = world.client("bob", **LONG)
+    bob.subscribe("news", number=1)
+    published(world, "news")
+    bob.confirm_all()
+    world.run()
+    bob.die()
+    published(world, "news", 9)
+    world.forget_below(8)
+    world.restart()
+    assert sum(gap.count for gap in back(world, start).gaps) == count
+
+
 def test_what_others_lose_is_no_gap_with_a_log_in_memory() -> None:
     world = World(ring_bytes=20_000)
     bob = world.client("bob", **LONG)

@@ -83,7 +83,9 @@ class SubscriptionRequests:
         is_offset = offset is not None or isinstance(request.start, int)
         end = self._delivery.next_offset
         if subscription is not None and is_offset and subscription.is_resumed_from(start, end):
-            start = subscription.resumes_at(end)
+            resume_at = subscription.resumes_at(end)
+            subscription.lost = min(subscription.lost, resume_at - start)  # the client does not miss earlier ones
+            start = resume_at
             resumes = True
         must_wait = False
         if subscription is None:

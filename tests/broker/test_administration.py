@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
@@ -87,6 +88,25 @@ def test_a_deleted_topic_is_gone_after_a_restart() -> None:
     alice.expect(c.DeleteTopic(request=50, topic="deleted"), c.Done)
     world.restart()
     assert [topic.name for topic in all_topics(world.client("alice"))] == ["kept"]
+
+
+@pytest.mark.parametrize("is_retained_again", [False, True])
+def test_a_topic_that_is_deleted_and_created_at_once_loses_its_retained_message(is_retained_again: bool) -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    channel = alice.open("news")
+    alice.publish(channel, b"old", retain=True)
+    alice.record(channel, b"", last=True)
+    world.run()
+    alice.say(c.DeleteTopic(request=50, topic="news"))
+    alice.say(c.Create(request=51, topic="news"))
+    world.run()
+    if is_retained_again:
+        alice.publish(alice.open("news"), b"new", retain=True)
+    world.restart()
+    bob = world.client("bob")
+    bob.subscribe("#")
+    assert bob.payloads == ([b"new"] if is_retained_again else [])
 
 
 def test_delete_needs_its_right() -> None:

@@ -11,6 +11,7 @@ from godwit.broker.access import Access, Rule
 from godwit.broker.effects import Losing
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
+from godwit.wire import changes as ch
 from godwit.wire import control as c
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
@@ -303,13 +304,40 @@ def test_a_cursor_with_other_filters_misses_nothing_that_did_not_match_before() 
     assert bob.payloads == [b"1", b"2"]
 
 
-def test_a_start_moves_a_cursor_with_other_filters_too() -> None:
+def test_a_start_does_not_move_a_cursor_with_other_filters() -> None:
     world = World()
     bob = world.client("bob", session_expiry_s=100)
     bob.subscribe("news", cursor="billing", number=1)
     publisher_of(world, "news", b"0", b"1")
     bob.expect(c.Unsubscribe(request=50, subscription=1, keep=True), c.Done)
     assert bob.subscribe("#", cursor="billing", number=2, start="latest").next_offset == 2
+    bob.die()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing")
+    assert bob.payloads == [b"0", b"1"], "without a commit the cursor has not moved"
+
+
+def test_all_subscriptions_of_a_cursor_from_an_older_log_are_replaced() -> None:
+    """Godwit 0.5.0 had a position for each set of filters."""
+    world = DurableWorld()
+    publisher, _ = publisher_of(world, "a", b"0", b"1")
+    channel = publisher.open("b")
+    publisher.publish(channel, b"2")
+    publisher.publish(channel, b"3")
+    session = ch.SessionRow("bob", b"", is_proved=False, expiry_s=100, ends_at_us=None)
+    rows = [ch.SubscriptionRow("bob", (text,), "billing", at) for text, at in (("a", 1), ("b", 3))]
+    world.keeping.append([], [session, *rows])
+    world.restart()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("a", "b", cursor="billing", number=1)
+    assert bob.payloads == [b"1", b"2", b"3"]
+    bob.expect(c.CursorCommit(request=50, subscription=1, offset=4), c.Done)
+    bob.die()
+    for text in ("a", "b", "#"):
+        bob = world.client("bob", session_expiry_s=100)
+        bob.subscribe(text, cursor="billing")
+        assert bob.payloads == []
+        bob.die()
 
 
 def test_a_cursor_needs_the_name_of_a_client() -> None:

@@ -174,13 +174,13 @@ class DirtyState:
         dirty, self._dirty = self._dirty, DirtySet()
         self.is_marked = False
         changes: list[Change] = list(map(TopicDeleted, dirty.topics_gone))
+        # Before the others: a new topic with the same name may have a retained message.
+        changes += [RetainedRow(topic.name, b"") for topic in dirty.retained if topic.is_gone]
         for topic in dirty.topics:
             if not topic.is_gone:
                 topic.is_stored = True
                 changes.append(_topic(topic))
-        for topic in dirty.retained:
-            if not topic.is_gone or not _has_successor(topic, dirty):
-                changes.append(_retained(topic))
+        changes += [_retained(topic) for topic in dirty.retained if not topic.is_gone]
         if dirty.sessions or dirty.subscriptions:
             changes += self._session_changes(dirty, end_offset)
         for key, progress in dirty.identities.items():
@@ -281,11 +281,6 @@ class DirtyState:
 
 def _topic(topic: Topic) -> TopicRow:
     return TopicRow(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
-
-
-def _has_successor(topic: Topic, dirty: DirtySet) -> bool:
-    """Return whether a new topic with the name of a deleted one is stored with this append."""
-    return any(one.name == topic.name for one in dirty.topics if not one.is_gone)
 
 
 def _retained(topic: Topic) -> RetainedRow:

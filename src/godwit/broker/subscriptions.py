@@ -63,10 +63,11 @@ class SubscriptionRequests:
         if subscription is not None and subscription.peer is not None:
             reply.subscribed(self._result(request, subscription, is_new=False))
             return
-        former: BrokerSubscription | None = None
+        replaced: list[BrokerSubscription] = []
         if subscription is None:
-            former = self._same_cursor(session, request.cursor)
-            self._require_room(session, filters, former)
+            replaced = self._same_cursor(session, request.cursor)
+            self._require_room(session, filters, replaced)
+        former = min(replaced, key=_quiet_from, default=None)
         if request.since_us is not None and offset is None:
             if sum([not lookup.is_running for lookup in peer.lookups.values()]) >= MAX_LOOKUPS:
                 text = f"{MAX_LOOKUPS} subscriptions wait for their start to be looked up: try again later"
@@ -89,10 +90,12 @@ class SubscriptionRequests:
             resumes = True
         must_wait = False
         if subscription is None:
-            subscription = self._add(session, filters, request.cursor, start)
+            # An explicit start does not move a cursor: the next commit does.
+            position = start if former is None else former.quiet_from
+            subscription = self._add(session, filters, request.cursor, position)
             self._delivery.add(subscription)
-            if former is not None:  # after the new one was added, so that topics of both are kept
-                self.end(former)
+            for one in replaced:  # after the new one was added, so that topics of all are kept
+                self.end(one)
             self._dirty.session(session)
             must_wait = self._dirty.subscription(subscription)
             text = f"{session.name} subscribed to {', '.join(filters)}"
@@ -114,14 +117,14 @@ class SubscriptionRequests:
         else:
             reply.subscribed(result)
 
-    def _same_cursor(self, session: Session, cursor: str | None) -> BrokerSubscription | None:
-        """Return the subscription with this cursor and other filters, which the new one replaces, or None.
+    def _same_cursor(self, session: Session, cursor: str | None) -> list[BrokerSubscription]:
+        """Return the subscriptions with this cursor and other filters, which a new one replaces.
 
-        A cursor is one position, whatever its filters. A log of an older version may have several for one name: then
-        the new one replaces the furthest behind.
+        A cursor is one position, whatever its filters. A log of an older version may have several for one name: the new
+        one continues from the furthest behind.
         """
         if cursor is None:
-            return None
+            return []
         same = [one for one in session.subscriptions.values() if one.cursor == cursor]
         for one in same:
             if one.peer is not None:
@@ -130,7 +133,7 @@ class SubscriptionRequests:
                     "or choose another cursor"
                 )
                 raise RequestFailure(Code.MALFORMED, text)
-        return min(same, key=_quiet_from, default=None)
+        return same
 
     def _add(self, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int) -> BrokerSubscription:
         subscription = BrokerSubscription(self._next_serial, session, filters, cursor, offset)
@@ -256,12 +259,12 @@ class SubscriptionRequests:
         return tuple(sorted(set(request.filters)))
 
     def _require_room(
-        self, session: Session, filters: tuple[str, ...], former: BrokerSubscription | None = None
+        self, session: Session, filters: tuple[str, ...], replaced: Sequence[BrokerSubscription] = ()
     ) -> None:
-        """Check the limits for a new subscription, which replaces `former`."""
+        """Check the limits for a new subscription."""
         limit = self._catalogue.settings.max_subscriptions
-        freed_levels = 0 if former is None else _levels(former.filters)
-        if len(session.subscriptions) - (former is not None) >= limit:
+        freed_levels = sum([_levels(one.filters) for one in replaced])
+        if len(session.subscriptions) - len(replaced) >= limit:
             raise RequestFailure(Code.TOO_MANY, f"{session.name} has {limit} subscriptions, which is the limit here")
         if session.filter_levels - freed_levels + _levels(filters) > MAX_FILTER_LEVELS:
             text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"

@@ -296,7 +296,7 @@ def test_passwd_adds_a_client_that_can_log_in(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (0, b""), result.stderr
     secret = tmp_path / "desk_3.secret"
     assert config.read_text().startswith("# my broker\n")
-    assert not (tmp_path / "broker.toml.new").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"broker.toml", "desk_3.secret"}
     if os.name == "posix":
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     with broker("--config", str(config)) as address:
@@ -304,6 +304,25 @@ def test_passwd_adds_a_client_that_can_log_in(tmp_path: Path) -> None:
         assert godwit("pub", "home/a", "x", "-q", *proof).returncode == 0
         assert "may not publish" in error_of("pub", "other", "x", *proof)
     assert "has the client 'desk 3' already" in error_of(*arguments, "--topic", "home/#")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
+def test_passwd_keeps_the_mode_of_a_configuration_and_refuses_a_link(tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "broker.toml"
+    config.parent.mkdir()
+    config.write_text("[access]\nanonymous = false\n")
+    config.chmod(0o600)
+    link = tmp_path / "broker.toml"
+    link.symlink_to(config)
+    arguments = ("--secret-file", str(config.parent / "desk.secret"), "--allow", "kick")
+    assert "broker.toml is a link: name the file itself" in error_of(
+        "passwd", "desk", "--config", str(link), *arguments
+    )
+    assert not (config.parent / "desk.secret").exists()
+    result = godwit("passwd", "desk", "--config", str(config), *arguments)
+    assert result.returncode == 0, result.stderr
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    assert {path.name for path in config.parent.iterdir()} == {"broker.toml", "desk.secret"}
 
 
 def test_passwd_without_a_configuration_prints_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

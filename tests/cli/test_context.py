@@ -64,7 +64,10 @@ def test_name_and_secret_of_a_context(tmp_path: Path, home: str) -> None:
         assert godwit("context", "add", "desk", *arguments, XDG_CONFIG_HOME=home).returncode == 0
         assert godwit("pub", "desk/a", "x", "-q", XDG_CONFIG_HOME=home).returncode == 0
         # The secret of the context proves the name of the context, and not another name.
-        assert "the name is unknown here" in error_of("pub", "desk/a", "x", "--name", "other", XDG_CONFIG_HOME=home)
+        other = ("pub", "desk/a", "x", "--name", "other")
+        assert "the name is unknown here" in error_of(*other, XDG_CONFIG_HOME=home)
+        given = error_of(*other, "--secret-file", str(tmp_path / "secret"), XDG_CONFIG_HOME=home)
+        assert "a secret was given for the name 'other'" in given
 
 
 def test_invalid_contexts(home: str, tmp_path: Path) -> None:

@@ -307,6 +307,8 @@ def test_payloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_payload("\udcff") == b"\xff"
     assert read_payload("-5.5") == b"-5.5"
     assert read_payload(f"@{path}") == b"\x00\xff"
+    for text in (f"@{path}", "-", "--retain"):
+        assert read_payload(text, is_literal=True) == text.encode(), "after -- it is a text"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from there")))
     assert read_payload("-") == b"from there"
 

@@ -60,6 +60,18 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "mine"
 
 
+def test_a_file_is_replaced_on_demand_and_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+    path.chmod(0o600)
+    with create_file(path, like=path, replaces=True) as draft:
+        assert stat.S_IMODE(draft.stat().st_mode) == 0o600
+        draft.write_text("new")
+        assert path.read_text() == "old"
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
+    assert names(tmp_path) == ["out"]
+
+
 def test_trouble_of_the_system_is_told_in_our_words(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "out"
     with (

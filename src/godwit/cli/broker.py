@@ -280,6 +280,8 @@ class AccessEntry:
                 Rule(clients=(client,), allow=frozenset(allow), topics=tuple(topics))  # type: ignore[arg-type]
         except ConfigurationError as error:
             raise UsageError(str(error)) from None
+        if config is not None and config.is_symlink():  # it would be replaced by a file
+            raise GodwitError(f"{config} is a link: name the file itself, {config.resolve()}")
         if config is not None and client in load_file(config, []).settings.access.secrets:
             raise GodwitError(f"{config} has the client {client!r} already; remove its entry first")
         if secret_file is None:
@@ -324,14 +326,9 @@ class AccessEntry:
             GodwitError: Writing the file failed.
             ConfigurationError: The file would be invalid.
         """
+        from godwit.store.atomic_file import create_file
+
         before = config.read_text(encoding="utf-8")
-        beside = config.with_name(f"{config.name}.new")
-        try:
-            beside.write_text(before + self.toml(config.parent), encoding="utf-8")
-            beside.chmod(config.stat().st_mode)
-            load_file(beside, [])
-            beside.replace(config)
-        except OSError as error:
-            raise GodwitError(f"cannot write {config}: {error.strerror}; check its rights") from error
-        finally:
-            beside.unlink(missing_ok=True)
+        with create_file(config, like=config, replaces=True) as draft:
+            draft.write_text(before + self.toml(config.parent), encoding="utf-8")
+            load_file(draft, [])

@@ -127,7 +127,8 @@ class Target:
         """
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"--timeout {timeout:g} is out of range; give seconds, or 0 to try for ever")
-        if secret_file is not None and is_secret_of_another(name, secret_file):
+        is_given = any(one.partition("=")[0] == "--secret-file" for one in sys.argv)
+        if secret_file is not None and not is_given and is_secret_of_another(name, secret_file):
             secret_file = None
         if secret_file is not None and not name:
             raise UsageError("a secret proves a name: add --name to --secret-file")

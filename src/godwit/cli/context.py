@@ -74,12 +74,13 @@ def write_contexts(contexts: dict[str, dict[str, str]], selected: str | None) ->
     Raises:
         GodwitError: Writing it failed.
     """
+    from godwit.store.atomic_file import write_bytes
+
     path = contexts_path()
-    beside = path.with_name(f"{path.name}.new")
+    text = json.dumps({"contexts": contexts, "selected": selected}, indent=2) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"contexts": contexts, "selected": selected}, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_bytes(path, text.encode())
     except OSError as error:
         raise GodwitError(f"cannot write the contexts to {path}: {error.strerror}; check its rights") from error
 

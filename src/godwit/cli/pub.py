@@ -109,6 +109,9 @@ def pub(
 ) -> None:
     """Publish a message, each line of standard input (--lines), or a file (--file).
 
+    MESSAGE is a text, - for standard input, or @FILE for the content of a file. After -- it is a text whatever it is:
+    use that for texts of others.
+
     The exit code is 0 when the broker has confirmed everything, or with QoS 0 when everything is sent. The number of
     subscribers that the last message reached is printed on stderr. Ctrl-C prints how many messages were confirmed.
     """
@@ -137,7 +140,7 @@ def pub(
     elif lines:
         run(_publish_lines(target, plan))
     else:
-        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal="--" in sys.argv)
+        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=not stdin and "--" in sys.argv)
         if repeat == 1:
             run(_publish(target, plan, payload), is_brief=True)
         else:

@@ -198,7 +198,7 @@ class PayloadLimit(NamedTuple):
 def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = False) -> bytes:
     """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
 
-    With `is_literal` the argument came after -- and may look like an option.
+    With `is_literal` the argument came after --: it is a text, even if it looks like an option or begins with @.
 
     Raises:
         UsageError: The payload is too long, or looks like an unknown option.
@@ -206,6 +206,8 @@ def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = Fa
     """
     if text is None:
         return b""
+    if is_literal:
+        return _text(text, limit)
     if text == "-":
         return _bounded(sys.stdin.buffer, limit, "standard input")
     if text.startswith("@"):
@@ -215,11 +217,15 @@ def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = Fa
                 return _bounded(file, limit, safe(str(path)))
         except OSError as error:
             raise GodwitError(
-                f"cannot read {path}: {error.strerror or error}; check the path, or give a payload that begins with @ "
-                "through standard input (-)"
+                f"cannot read {path}: {error.strerror or error}; check the path, or put -- before a payload that "
+                "begins with @"
             ) from error
-    if _LOOKS_LIKE_AN_OPTION.match(text) and not is_literal:
+    if _LOOKS_LIKE_AN_OPTION.match(text):
         raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+    return _text(text, limit)
+
+
+def _text(text: str, limit: PayloadLimit) -> bytes:
     # Bytes of the command line that are not UTF-8 are sent unchanged.
     return _checked(text.encode("utf-8", "surrogateescape"), limit, "the payload")
 

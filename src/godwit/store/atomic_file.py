@@ -62,7 +62,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def create_file(path: Path, *, like: Path, companions: Iterable[str] = ()) -> Iterator[Path]:
+def create_file(path: Path, *, like: Path, companions: Iterable[str] = (), replaces: bool = False) -> Iterator[Path]:
     """Create a file that does not exist yet, with the owner and permissions of another one.
 
     The context value is the name of an empty temporary file to write to. It is moved into place when the block ends,
@@ -72,8 +72,9 @@ def create_file(path: Path, *, like: Path, companions: Iterable[str] = ()) -> It
         path: The file to create.
         like: The file whose owner and permissions it gets: a log that root repairs must remain usable by the broker.
         companions: Suffixes of files that may appear beside the temporary file, and are removed with it.
+        replaces: Replace the file if it exists.
     """
-    if path.exists():
+    if path.exists() and not replaces:
         raise StorageError(f"{path} is there already: give another name, or move it away")
     temporary = path.with_name(f"{path.name}.draft")
     suffixes = ("", *companions)

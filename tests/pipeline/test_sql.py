@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -216,6 +218,21 @@ def test_ctrl_c_ends_a_long_query(lake: Lake) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert error.strip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_before_a_query_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query must not begin: nothing would interrupt it."""
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **fields: Any) -> Any:
+            super().submit(*arguments, **fields)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sql_module, "ThreadPoolExecutor", Interrupted)
+    begun: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sql_module.interruptible(duckdb.connect(), lambda: begun.append("begun"))
+    assert begun == []
 
 
 def test_the_same_numbers_as_in_the_table(lake: Lake) -> None:

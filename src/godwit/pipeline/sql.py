@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -188,16 +189,29 @@ def _check_is_query(database: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 def interruptible(database: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
     """Call DuckDB in another thread: in this one, Ctrl-C and signals would wait for the end of the query."""
+    may_begin = threading.Event()
+    is_cancelled = False
+
+    def begin() -> T:
+        may_begin.wait()
+        if is_cancelled:
+            raise CancelledError
+        return call()
+
     with ThreadPoolExecutor(1, "godwit-query") as thread:
-        future = thread.submit(call)
+        future: Future[T] | None = None
         try:
+            future = thread.submit(begin)
+            may_begin.set()
             while True:
                 with suppress(TimeoutError):
                     return future.result(SIGNAL_POLL_S)
                 if future.done():
                     return future.result()
         except BaseException:
-            while not future.done():  # repeatedly: an interrupt has no effect before the query has begun
+            is_cancelled = True  # has an effect if the signal came before the call could begin
+            may_begin.set()
+            while future is not None and not future.done():  # repeatedly: before the query began it has no effect
                 database.interrupt()
                 wait([future], SIGNAL_POLL_S)
             raise

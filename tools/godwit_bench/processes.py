@@ -21,7 +21,7 @@ import msgspec
 
 from godwit.errors import GodwitError
 
-GIVE_UP_S: Final = 30.0
+GIVE_UP_S: Final = 120.0
 """A process that sends nothing for this long is stuck."""
 HOST: Final = "127.0.0.1"
 READY: Final = "ready"

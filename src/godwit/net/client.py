@@ -11,7 +11,6 @@ only the wait: messages and requests that were sent are not withdrawn.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
@@ -31,7 +30,7 @@ from godwit.net.address import Brokers, parse_brokers
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import check_timeout, within
+from godwit.net.loop import TimeLimit, check_timeout, within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import job_page, list_clients, list_cursors, list_jobs, list_topics, list_workers, show_job
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
@@ -156,7 +155,7 @@ class Connecting:
     async def _open(self) -> AsyncClient:
         client: AsyncClient | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with TimeLimit(self._timeout_s):
                 addresses = await self._resolver.resolve()
                 self._client = client = AsyncClient(
                     self._config, addresses, on_state=self._on_state, resolver=self._resolver

@@ -22,7 +22,7 @@ from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, ReplyTimeoutError, UsageError, broker_error
 from godwit.limits import KIB, MIB
-from godwit.net.loop import LoopThread, check_timeout
+from godwit.net.loop import LoopThread, TimeLimit, check_timeout
 
 BufferFull = BufferFullError
 """Raised by `send` when the client's buffer is full: `await publisher.ready()`, then send again."""
@@ -403,7 +403,7 @@ class AsyncPublisher:
             return
         check_timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
+            async with TimeLimit(timeout_s) as limit:
                 await self._flush()
         except TimeoutError:
             if not limit.expired():

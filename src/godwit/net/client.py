@@ -280,8 +280,9 @@ class AsyncClient:
             qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
             retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
                 removes the retained message.
-            timeout_s: How long to wait for the confirmation; None waits for ever. The message stays in the client's
-                buffer after a timeout, and is sent when the broker answers again.
+            timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
+                the client's buffer and is sent when the broker answers again, unless the error says that the buffer
+                had no room for it.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -291,16 +292,11 @@ class AsyncClient:
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
             UsageError: The payload or the QoS is invalid.
-            ReplyTimeoutError: The message was not confirmed within `timeout_s`.
+            ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
         if timeout_s is None:
             return await self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
-        return await within(
-            self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain),
-            timeout_s,
-            f"the message for {topic!r} was not confirmed",
-            "it is still in the client's buffer, and is sent when the broker answers",
-        )
+        return await self._runtime.publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain)
 
     def publisher(
         self,

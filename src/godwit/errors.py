@@ -231,7 +231,7 @@ FINAL_CODES: Final = frozenset(
         Code.KICKED,
     )
 )
-"""When its connection ends with one of these, a client does not reconnect: it would be refused again."""
+"""When its connection ends with one of these, a client does not reconnect to this broker: it would be refused again."""
 
 _BY_CODE: Final[Mapping[int, Callable[[int, str], BrokerError]]] = {
     Code.NOT_ALLOWED: AccessError,

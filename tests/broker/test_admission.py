@@ -76,6 +76,26 @@ def test_a_client_without_a_name_gets_one_and_no_session() -> None:
     assert world.server.broker.figures()["subscriptions"] == 0
 
 
+def test_a_client_without_a_name_replaces_its_own_connection() -> None:
+    """After a pause of the broker the client has given up a connection that the broker still knows."""
+    world = World()
+    watcher = world.client("watcher")
+    watcher.subscribe("wills")
+    will = Will(topic="wills", payload=b"gone")
+    older = world.client(None, instance=b"i" * 16, will=will)
+    other = world.client(None, instance=b"j" * 16, will=will)
+    older.subscribe("a")
+    newer = world.peer()
+    assert newer.login(None, instance=b"i" * 16, will=will).name == made_name(b"i" * 16)
+    assert refused(older) is Code.TAKEN_OVER
+    assert other.closed is None
+    assert len(world.server.broker.sessions) == 3
+    assert world.server.broker.figures()["subscriptions"] == 1  # of the watcher
+    assert watcher.got == []  # it is not gone
+    newer.die()
+    assert watcher.payloads == [b"gone"]
+
+
 def test_a_proof_opens_the_name_and_the_broker_proves_itself() -> None:
     world = World(guarded())
     peer = world.peer()

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 from tests.client.work_broker import at_work, spec
-from tests.client.world import BROKER, FakeBroker, Network, User, online
+from tests.client.world import BROKER, FakeBroker, Link, Network, User, online
 
 from godwit.client.config import ClientConfig
 from godwit.client.events import (
@@ -30,7 +30,7 @@ from godwit.client.protocol import UNANSWERED_S, ClientProtocol, make_login, wel
 from godwit.errors import FINAL_CODES, BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Train
+from godwit.transport.events import Address, Train
 from godwit.wire import control
 from godwit.wire.batch import decode_batches
 from godwit.wire.control import (
@@ -209,6 +209,79 @@ def test_the_same_addresses_again_keep_their_turns() -> None:
         user.client.connect([NOWHERE, BROKER], network.now)
         user.until("connecting", 12.0)
     assert set(tried) == {NOWHERE, BROKER}
+
+
+# -- several brokers, some of which refuse ----------------------------------------------------------------------------
+
+
+class RefusingBroker(FakeBroker):
+    """Refuses every login with a code."""
+
+    def __init__(self, network: Network, address: Address, code: int) -> None:
+        super().__init__(network, address=address)
+        self.code = code
+
+    def welcome(self, link: Link) -> None:
+        link.connection.close(self.network.now, self.code, "not here")
+
+
+REFUSALS = [*sorted(FINAL_CODES - {Code.KICKED, Code.TAKEN_OVER}), Code.NAME_IN_USE]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+@pytest.mark.parametrize("delay_s", [0.005, 0.1])
+def test_a_refusal_by_one_of_several_brokers_does_not_end_the_client(code: Code, delay_s: float) -> None:
+    """At 0.1 s the other broker is tried, and refuses, before the first one has answered."""
+    network = Network(delay_s=delay_s)
+    broker, other = FakeBroker(network), RefusingBroker(network, NOWHERE, code)
+    broker.stop()
+    user = User(network, targets=(NOWHERE, BROKER))
+    network.run_until(lambda: len(other.links) >= 3)
+    broker.start()
+    user.until("online", 20.0)
+    user.client.publisher("t").send(b"1", network.now_us)
+    network.run(1)
+    broker.stop()
+    user.client.publisher("t").send(b"2", network.now_us)
+    refused = len(other.links)
+    network.run_until(lambda: len(other.links) > refused)
+    broker.start()
+    user.until("online", 20.0)
+    network.run(1)
+    assert broker.messages("t") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_by_all_brokers_ends_the_client(code: Code) -> None:
+    network = Network()
+    brokers = [RefusingBroker(network, BROKER, Code.NOT_ALLOWED), RefusingBroker(network, NOWHERE, code)]
+    user = User(network, targets=(BROKER, NOWHERE))
+    user.until("closed")
+    assert user.all(Ended) == [Ended(code, "not here")]
+    network.run(60)
+    assert [len(broker.links) for broker in brokers] == [1, 1]
+
+
+@pytest.mark.parametrize("code", [Code.KICKED, Code.TAKEN_OVER])
+def test_a_client_that_was_removed_tries_no_other_broker(code: Code) -> None:
+    network = Network()
+    FakeBroker(network)
+    other = FakeBroker(network, address=NOWHERE)
+    user = User(network, targets=(NOWHERE, BROKER))
+    user.until("online")
+    other.link.connection.close(network.now, code, "go away")
+    user.until("closed")
+    assert user.all(Ended) == [Ended(code, "go away")]
+
+
+def test_a_refusal_ends_the_client_if_its_other_addresses_lead_to_the_same_broker() -> None:
+    """As with a host name that has an address of each family, of which the broker uses only one."""
+    network = Network()
+    broker = RefusingBroker(network, BROKER, Code.NOT_ALLOWED)
+    user = User(network, targets=(NOWHERE, BROKER))
+    user.client.connect([NOWHERE, BROKER], network.now, brokers={NOWHERE: "plant", BROKER: "plant"})
+    user.until("closed")
+    assert len(broker.links) == 1
 
 
 # -- a broker that does not answer ------------------------------------------------------------------------------------

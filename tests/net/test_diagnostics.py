@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,11 +16,12 @@ from tests.net.running import broker_and_client, restarted, run, service
 from godwit.errors import TaskFailedError
 from godwit.net import diagnostics
 from godwit.net.client import AsyncClient, connect
-from godwit.net.diagnostics import configure_logging, read_drop_counters
+from godwit.net.diagnostics import ConnectionReporter, configure_logging, read_drop_counters
 from godwit.net.tasks import Task
 from godwit.net.udp import UdpSocket
 from godwit.net.worker import Worker
 from godwit.transport.events import Train
+from godwit.wire.control_base import Code
 
 
 class Records(logging.Handler):
@@ -71,6 +73,40 @@ def test_a_client_warns_at_once_and_again_while_it_cannot_reach_its_broker(
         count = len(records.texts(logging.WARNING))
         await asyncio.sleep(0.05)
         assert len(records.texts(logging.WARNING)) == count  # a client that was given up is silent
+
+    run(test)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\rline\n\u202e\x9b31m"
+
+
+def test_a_reason_from_the_network_cannot_act_on_a_terminal(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "REPEAT_S", 0.001)
+
+    async def test() -> None:
+        reporter = ConnectionReporter(asyncio.get_running_loop(), "127.0.0.1")
+        reporter.on_offline(HOSTILE, 1.0)
+        reporter.on_online(HOSTILE, is_resumed=False)
+        reporter.on_offline(HOSTILE, 1.0)
+        await records.until(lambda texts: len(texts) >= 3, logging.WARNING)
+        reporter.on_online(HOSTILE, is_resumed=True)
+        reporter.on_ended(1, HOSTILE)
+        texts = [text for text in records.texts() if "owned" in text]
+        assert len(texts) >= 6
+        assert all(text.isprintable() and r"\x1b[2J\rline\n\u202e\x9b31m" in text for text in texts)
+
+    run(test)
+
+
+def test_a_broker_that_closes_with_a_hostile_reason(records: Records) -> None:
+    async def test() -> None:
+        async with broker_and_client() as (broker, client):
+            (connection,) = broker.server.native.endpoints[0].connections.values()
+            connection.close(time.monotonic(), Code.BUSY, HOSTILE)
+            broker._drivers[0].flush()
+            warnings = await records.until(lambda texts: any("owned" in text for text in texts), logging.WARNING)
+            assert all(text.isprintable() for text in warnings)
+            await client.ping()
 
     run(test)
 

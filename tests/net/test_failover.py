@@ -12,9 +12,11 @@ from tests.net.running import both_loops, broker_and_client, broker_in_thread, r
 from tests.net.test_diagnostics import Records, records  # noqa: F401
 
 import godwit
+from godwit.broker.access import Access
 from godwit.client import protocol
 from godwit.client.config import ClientConfig
 from godwit.errors import (
+    AccessError,
     AddressError,
     BrokerUnreachableError,
     ReplyTimeoutError,
@@ -206,6 +208,17 @@ def test_names_that_are_resolved_at_the_same_time_are_all_used(names: dict[str, 
         for _ in range(100):
             found = await BrokerResolver([(name, 1) for name in names]).resolve()
             assert found == [("192.0.2.1", 1), ("192.0.2.2", 2), ("192.0.2.3", 3)]
+
+    run(test)
+
+
+def test_an_access_error_ends_the_client_of_a_name_with_several_addresses(names: dict[str, list[Address]]) -> None:
+    async def test() -> None:
+        with UdpSocket("127.0.0.1") as silent:
+            async with service(access=Access(secrets={"x": b"y" * 20}, allows_anonymous=False)) as broker:
+                names["plant"] = [("127.0.0.1", silent.local_address[1]), _address(broker.urls[0])]
+                with pytest.raises(AccessError):
+                    await connect("plant", name="me", timeout_s=20)
 
     run(test)
 

@@ -15,9 +15,10 @@ import pytest
 from tests.net.interrupting import Interrupter
 from tests.net.running import both_loops, run
 
-from godwit.errors import ForkedError, UsageError
+from godwit.errors import ForkedError, ReplyTimeoutError, UsageError
 from godwit.net import loop
-from godwit.net.loop import LoopThread, completes
+from godwit.net.loop import LoopThread, TimeLimit, completes, within
+from godwit.net.publisher import AsyncPublisher
 
 
 async def add_reader_works() -> bool:
@@ -42,6 +43,76 @@ def test_without_uvloop_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made = loop.new_event_loop()
     assert isinstance(made, asyncio.SelectorEventLoop)
     made.close()
+
+
+class Flushing(AsyncPublisher):
+    """A publisher whose messages are confirmed by a reply."""
+
+    def __init__(self, reply: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        self._reply = reply
+
+    async def _flush(self) -> None:
+        assert await self._reply() == "confirmed"
+
+
+@both_loops
+def test_a_reply_that_has_arrived_counts_although_the_limit_has_passed(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The limit is due in the turn in which the loop finds the packet, as after a turn that was longer than it."""
+
+    async def test() -> None:
+        running = asyncio.get_running_loop()
+        one, other = socket.socketpair()
+        with one, other:
+
+            async def reply() -> str:
+                arrived: asyncio.Future[str] = running.create_future()
+                running.add_reader(one.fileno(), lambda: arrived.done() or arrived.set_result(one.recv(9).decode()))
+                try:
+                    other.send(b"confirmed")
+                    return await arrived
+                finally:
+                    running.remove_reader(one.fileno())
+
+            assert await within(reply(), 0.0, "no reply", "try again") == "confirmed"
+            async with TimeLimit(0) as limit:
+                assert await reply() == "confirmed"
+            assert not limit.expired()
+            await Flushing(reply).flush(0.0)
+
+    run(test, loop)
+
+
+@both_loops
+def test_a_limit_ends_what_gets_no_reply(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    steps: list[str] = []
+
+    async def waiting() -> None:
+        steps.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("cancelled")
+
+    async def test() -> None:
+        with pytest.raises(ReplyTimeoutError, match=r"^no reply within 0 s: try again$"):
+            await within(waiting(), 0, "no reply", "try again")
+        assert steps == ["begun", "cancelled"]
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(0.001) as limit:
+                await waiting()
+        assert limit.expired()
+        with pytest.raises(TimeoutError, match="its own"):
+            await within(_failing(TimeoutError("its own")), 60, "no reply", "try again")
+        async with TimeLimit(None):  # no limit
+            await asyncio.sleep(0)
+
+    run(test, loop)
+
+
+async def _failing(error: Exception) -> None:
+    raise error
 
 
 async def cancelled(clean_up: Callable[[], Coroutine[Any, Any, object]]) -> object:

@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from godwit.net import notices
+from godwit.net.diagnostics import MAX_LINE_CHARACTERS, printable
 from godwit.net.notices import (
     ALL_LINES,
     CLIENT_LINES,
     HOST_LINES,
     MAX_FIELD_CHARACTERS,
-    MAX_LINE_CHARACTERS,
     MAX_SUMMARIES,
     SUMMARY_US,
     NoticeLimit,
     NoticeWriter,
     json_line,
-    printable,
     text_line,
 )
 

@@ -21,11 +21,13 @@ from godwit.errors import (
     BufferFullError,
     KickedError,
     RecordTooLargeError,
+    ReplyTimeoutError,
     TopicError,
     UsageError,
 )
 from godwit.net.client import connect
 from godwit.net.publisher import AsyncPublisher, BufferFull
+from godwit.net.relay import Relay
 
 OPEN_BUT_SECRET = Access(
     rules=(
@@ -464,6 +466,49 @@ def test_a_cancelled_flush_changes_nothing() -> None:
             publisher.send(b"2")
             await publisher.flush()
             assert publisher.unconfirmed == 0
+
+    run(test)
+
+
+class Gate:
+    """A path that loses everything while it is closed."""
+
+    is_open = True
+
+    def offer(self, datagram: bytes, now: float) -> list[tuple[float, bytes]]:
+        return [(now, datagram)] if self.is_open else []
+
+
+def test_a_limit_that_ends_before_there_was_room_says_that_the_message_is_lost() -> None:
+    gate = Gate()
+
+    async def test() -> None:
+        async with (
+            service() as broker,
+            Relay.open(("127.0.0.1", 0), broker.addresses[0], impair=lambda *_: gate) as relay,
+            connect(f"127.0.0.1:{relay.address[1]}", send_buffer_bytes=65536) as client,
+            connect(broker.urls[0]) as other,
+            other.subscribe("a") as messages,
+        ):
+            publisher = client.publisher("a")
+            gate.is_open = False
+            sent = 0
+            with suppress(BufferFull):
+                while True:
+                    publisher.send(bytes(1000))
+                    sent += 1
+            lost = "the client's send buffer had no room for the message for 'a' within 0.05 s: the message was not acc"
+            with pytest.raises(ReplyTimeoutError, match=lost):
+                await client.publish("a", b"lost" * 1000, timeout_s=0.05)
+            gate.is_open = True
+            await publisher.flush()
+            gate.is_open = False
+            with pytest.raises(ReplyTimeoutError, match="it is still in the client's buffer, and is sent when"):
+                await client.publish("a", b"late", timeout_s=0.05)
+            gate.is_open = True
+            await client.publish("a", b"last")
+            payloads = [(await anext(messages)).payload for _ in range(sent + 2)]
+            assert payloads == [bytes(1000)] * sent + [b"late", b"last"]
 
     run(test)
 

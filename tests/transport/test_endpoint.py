@@ -20,7 +20,7 @@ from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, Closed, Connected, ConnectionState, Train
+from godwit.transport.events import Address, Closed, Connected, ConnectionState, Received, Train
 from godwit.wire import packet as wire
 from godwit.wire.control_base import Code
 from godwit.wire.packet import CHECKSUM, VERSION, decode_packet, encode_packet
@@ -95,6 +95,58 @@ def test_many_connections_between_two_endpoints() -> None:
         connections = [pair[side is world.server] for pair in pairs]
         got = {(record.connection.id, record.body) for record in side.records}
         assert got == {(one.id, b"%s %d" % (word, n)) for n, one in enumerate(connections)}
+
+
+def settled(world: World, count: int) -> dict[int, Connection]:
+    """Return connections of the server that have nothing to send, by the id in their packets."""
+    connections = {client.id: server for client, server in [world.connect() for _ in range(count)]}
+    world.run(20.0)
+    assert not world.server.endpoint.awake
+    return connections
+
+
+def test_new_data_leaves_before_acknowledgements() -> None:
+    world = World()
+    connections = settled(world, 3)
+    first, second, third = connections
+    connections[first].ping()
+    connections[second].ping()
+    connections[third].send(0, b"data")
+    left = [int.from_bytes(train.data[1:9], "big") for train in world.server.endpoint.trains(world.now)]
+    assert left == [third, first, second]
+
+
+def test_a_full_socket_starves_no_connection() -> None:
+    """The socket accepts 60 trains a turn. 100 connections have a record each turn, and 5 others something else."""
+    world = World()
+    connections = settled(world, 105)
+    server, client = world.server.endpoint, world.client.endpoint
+    sending = list(connections)[5:]
+    channels = {number: connections[number].open_channel() for number in sending}
+    served = dict.fromkeys(connections, 0)
+    for turn in range(60):
+        world.now += 0.005
+        server.handle_timers(world.now)
+        for number, connection in connections.items():
+            if number in channels:
+                connection.send(channels[number], bytes(100))
+            else:
+                connection.ping()
+        for _ in range(60):
+            train = server.next_train(world.now)
+            if train is None:
+                break
+            served[int.from_bytes(train.data[1:9], "big")] = turn
+            client.receive(Train(SERVER, train.data, train.segment_bytes), world.now)
+        client.handle_timers(world.now)
+        for event in client.events():
+            if isinstance(event, Received):
+                event.connection.consume(event.channel, len(event.body))
+        for train in client.trains(world.now):
+            server.receive(Train(CLIENT, train.data, train.segment_bytes), world.now)
+        server.events()
+        waiting = {number: turn - last for number, last in served.items() if turn - last > 4}
+        assert not waiting, f"turn {turn}: connections that had no train for so many turns: {waiting}"
 
 
 def test_packets_of_several_connections_in_one_train() -> None:

@@ -102,7 +102,12 @@ class Admission:
         name = credentials.name
         if name is None:
             name = made_name(credentials.instance)
-            while name in self.sessions:  # its former connection is not known to have ended
+            former = self.sessions.get(name)
+            if former is not None and former.instance == credentials.instance and former.peer is not None:
+                # The client has given up that connection before the broker did. It is not lost: no will is published.
+                former.peer.close(Code.TAKEN_OVER, f"{name} has connected again, from {peer.address}")
+                self.on_gone(former.peer, now_us, was_expected=True, reason="taken over")
+            while name in self.sessions:
                 name = f"{ANONYMOUS}{self._entropy(8).hex()}"
             session = Session(name, self._numbers.number(name), is_remembered=False)
             self._admit(peer, credentials, welcome, session, False, now_us)

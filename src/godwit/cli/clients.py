@@ -317,8 +317,7 @@ async def _ping(target: Target, count: int, interval_s: float, trips_s: list[flo
             await asyncio.sleep(max(due - now(), 0))
             due = max(due + interval_s, now())
             try:
-                async with asyncio.timeout(target.timeout_s):
-                    trip_s = await client.ping()
+                trip_s = await client.ping(timeout_s=target.timeout_s)
             except TimeoutError:
                 raise BrokerUnreachableError(
                     f"the broker at {target.broker} did not answer within {target.timeout_s:g} s; check that it runs"

@@ -338,13 +338,16 @@ def ask(target: Target, send_request: Callable[[AsyncClient], Awaitable[T]]) -> 
         BrokerUnreachableError: No reply came in time.
     """
 
+    from godwit.net.loop import TimeLimit
+
     async def main() -> T:
-        deadline = None if target.timeout_s is None else asyncio.get_running_loop().time() + target.timeout_s
+        now = asyncio.get_running_loop().time
+        deadline = None if target.timeout_s is None else now() + target.timeout_s
         notice = _WaitNotice(target)
         async with connected(target, notice) as client:
             waiting = asyncio.create_task(notice.run())
             try:
-                async with asyncio.timeout_at(deadline):
+                async with TimeLimit(None if deadline is None else max(deadline - now(), 0.0)):
                     return await send_request(client)
             except TimeoutError:
                 raise BrokerUnreachableError(

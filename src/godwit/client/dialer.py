@@ -4,12 +4,15 @@ Within a round the addresses are tried one after another with a short delay, and
 used: a host name may resolve to several addresses of which only some lead to the broker. An attempt repeats its first
 packet twice a second for as long as the transport allows, so a client started before its broker connects soon after
 the broker is up.
+
+Some of several brokers may refuse the client while others are away for a moment. A broker that has refused is left out
+until one of the others has accepted the client or failed to answer. Several addresses may lead to the same broker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, Protocol
 
 from godwit.transport.connection import Connection
@@ -52,7 +55,7 @@ class Backoff:
 class Dialer:
     """Makes the attempts to connect and reports which of them succeeded.
 
-    Input: set_addresses, begin, retry, stop, handle_*. Getters: is_dialing, due_at.
+    Input: set_addresses, begin, retry, stop, handle_*. Getters: is_dialing, is_refused_by_all, due_at.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -61,6 +64,9 @@ class Dialer:
         self._endpoint = endpoint
         self._backoff = backoff
         self._addresses: deque[Address] = deque()
+        self._brokers: Mapping[Address, Hashable] = {}
+        self._refused_by: set[Hashable] = set()
+        """The brokers that have refused the client since the last other outcome."""
         self._untried: deque[Address] = deque()
         """Addresses of the present round that were not tried yet."""
         self._attempts: dict[int, Connection] = {}
@@ -70,14 +76,24 @@ class Dialer:
         """Whether an attempt is under way."""
         return bool(self._attempts)
 
-    def set_addresses(self, addresses: Sequence[Address]) -> None:
-        """Replace the addresses, from the next round on. The same ones keep their order, so that all get their turn."""
+    @property
+    def is_refused_by_all(self) -> bool:
+        """Whether every broker has refused the client."""
+        return all(self._broker_of(address) in self._refused_by for address in self._addresses)
+
+    def set_addresses(self, addresses: Sequence[Address], brokers: Mapping[Address, Hashable] | None = None) -> None:
+        """Replace the addresses, from the next round on. The same ones keep their order, so that all get their turn.
+
+        `brokers` has the broker of each address; an address without an entry is a broker of its own.
+        """
+        self._brokers = {} if brokers is None else brokers
         if set(addresses) != set(self._addresses):
             self._addresses = deque(addresses)
 
     def begin(self, now: float) -> None:
         """Begin a round at once. Each round begins with another address."""
-        self._untried = deque(self._addresses)
+        accepting = [address for address in self._addresses if self._broker_of(address) not in self._refused_by]
+        self._untried = deque(accepting or self._addresses)
         self._addresses.rotate(-1)
         self._dial(now)
 
@@ -119,6 +135,17 @@ class Dialer:
         if self._untried:
             self._dial(now)
         return not self._attempts
+
+    def handle_refused(self, address: Address) -> None:
+        """Note that the broker at this address has refused the client."""
+        self._refused_by.add(self._broker_of(address))
+
+    def forget_refusals(self) -> None:
+        """Try all brokers again, from the next round on."""
+        self._refused_by.clear()
+
+    def _broker_of(self, address: Address) -> Hashable:
+        return self._brokers.get(address, address)
 
     def _dial(self, now: float) -> None:
         connection = self._endpoint.connect(self._untried.popleft(), now)

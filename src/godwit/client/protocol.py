@@ -15,7 +15,7 @@ they change anything: a UsageError has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
@@ -70,6 +70,8 @@ from godwit.wire.jobs import JobSpec
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
+_ENDING_CODES: Final = frozenset((Code.KICKED, Code.TAKEN_OVER))
+"""These end the client whatever other brokers would answer: the client was removed, or a newer one has its name."""
 INSTANCE_BYTES: Final = 16
 UNANSWERED_S: Final = 1.0
 """After this time without a packet from the broker, a client that waits for one asks the broker and the network."""
@@ -305,15 +307,23 @@ class ClientProtocol:
 
     # -- input --------------------------------------------------------------------------------------------------------
 
-    def connect(self, addresses: Sequence[Address], now: float) -> None:
+    def connect(
+        self, addresses: Sequence[Address], now: float, *, brokers: Mapping[Address, Hashable] | None = None
+    ) -> None:
         """Connect to the broker at one of these addresses, and reconnect after a loss.
 
         A later call replaces the addresses. Raises UsageError without an address, and if the client is closed.
+
+        Args:
+            addresses: where to connect.
+            now: the time.
+            brokers: the broker of each address, if several addresses may lead to the same one. A refusal ends the
+                client when every broker has refused it.
         """
         if not addresses:
             raise UsageError("no address to connect to: give at least one")
         self._require_open()
-        self._dialer.set_addresses(addresses)
+        self._dialer.set_addresses(addresses, brokers)
         if self.state == "offline" and self._dialer.due_at is None:
             self.state = "connecting"
             self._dialer.begin(now)
@@ -463,6 +473,8 @@ class ClientProtocol:
         if isinstance(event, Connected):
             self._handle_connected(connection, now)
         elif isinstance(event, Closed):
+            if self._is_refusal(event.code):
+                self._dialer.handle_refused(connection.peer_address)
             if connection is self._connection or self._dialer.handle_closed(connection, now):
                 self._handle_lost(event.code, event.reason, now)
         elif connection is not self._connection:
@@ -496,14 +508,21 @@ class ClientProtocol:
 
     def _handle_lost(self, code: int, reason: str, now: float) -> None:
         """Go offline, or end: the connection has ended, or could not be opened."""
-        if code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online):
+        is_refusal = self._is_refusal(code)
+        if code in _ENDING_CODES or (is_refusal and self._dialer.is_refused_by_all):
             self._finish(code, reason, now)
             return
+        if not is_refusal:
+            self._dialer.forget_refusals()
         if self._online_since is not None and now - self._online_since >= self.config.retry_max_s:
             self._backoff.reset()
         self._detach()
         self.state = "offline"
         self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
+
+    def _is_refusal(self, code: int) -> bool:
+        """Whether this broker would refuse the client again. Another one may accept it."""
+        return code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online)
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_by = self._online_since = self._check_at = None
@@ -591,6 +610,7 @@ class ClientProtocol:
         self._login = self._login_by = None
         self._online_since = now
         self._was_online = True
+        self._dialer.forget_refusals()
         self.state = "online"
         self.name = message.name
         self.pending_events.append(Online(message.resumed, message.name))

@@ -191,8 +191,9 @@ class BlockingClient:
             qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
             retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
                 removes the retained message.
-            timeout_s: How long to wait for the confirmation; None waits for ever. The message stays in the client's
-                buffer after a timeout, and is sent when the broker answers again.
+            timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
+                the client's buffer and is sent when the broker answers again, unless the error says that the buffer
+                had no room for it.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -202,7 +203,7 @@ class BlockingClient:
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
             UsageError: The payload or the QoS is invalid.
-            ReplyTimeoutError: The message was not confirmed within `timeout_s`.
+            ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
         return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s))
 

@@ -11,7 +11,6 @@ only the wait: messages and requests that were sent are not withdrawn.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
@@ -31,7 +30,7 @@ from godwit.net.address import Brokers, parse_brokers
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import check_timeout, within
+from godwit.net.loop import TimeLimit, check_timeout, within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import job_page, list_clients, list_cursors, list_jobs, list_topics, list_workers, show_job
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
@@ -156,7 +155,7 @@ class Connecting:
     async def _open(self) -> AsyncClient:
         client: AsyncClient | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with TimeLimit(self._timeout_s):
                 addresses = await self._resolver.resolve()
                 self._client = client = AsyncClient(
                     self._config, addresses, on_state=self._on_state, resolver=self._resolver
@@ -281,8 +280,9 @@ class AsyncClient:
             qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
             retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
                 removes the retained message.
-            timeout_s: How long to wait for the confirmation; None waits for ever. The message stays in the client's
-                buffer after a timeout, and is sent when the broker answers again.
+            timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
+                the client's buffer and is sent when the broker answers again, unless the error says that the buffer
+                had no room for it.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -292,16 +292,11 @@ class AsyncClient:
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
             UsageError: The payload or the QoS is invalid.
-            ReplyTimeoutError: The message was not confirmed within `timeout_s`.
+            ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
         if timeout_s is None:
             return await self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
-        return await within(
-            self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain),
-            timeout_s,
-            f"the message for {topic!r} was not confirmed",
-            "it is still in the client's buffer, and is sent when the broker answers",
-        )
+        return await self._runtime.publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain)
 
     def publisher(
         self,

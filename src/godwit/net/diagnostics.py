@@ -32,6 +32,7 @@ DROPPED_TOPIC: Final = "$sys/network/dropped"
 """The total of all drops; the topics below it have the counters for each reason."""
 REPEAT_S: Final = 10.0
 """How often a client repeats the warning while it cannot reach its broker."""
+MAX_LINE_CHARACTERS: Final = 1000
 
 _logger = logging.getLogger("godwit.net.connection")
 
@@ -58,6 +59,18 @@ def configure_logging(environment: Mapping[str, str] = os.environ) -> logging.Ha
     return handler
 
 
+def printable(text: str) -> str:
+    """Return a text as one line without control characters, because names and texts may come from the network."""
+    if len(text) > MAX_LINE_CHARACTERS:
+        text = f"{text[:MAX_LINE_CHARACTERS]}..."
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
 class ConnectionReporter:
     """Log the connection state of one client.
 
@@ -82,16 +95,16 @@ class ConnectionReporter:
             lost_s = self._loop.time() - self._unreachable_since
             _logger.info(
                 "%s is connected again to the broker at %s after %.1f s (%s session)",
-                name, self._broker, lost_s, session,
+                printable(name), self._broker, lost_s, session,
             )  # fmt: skip
         else:
-            _logger.info("%s is connected to the broker at %s (%s session)", name, self._broker, session)
+            _logger.info("%s is connected to the broker at %s (%s session)", printable(name), self._broker, session)
         self._is_online = self._was_online = True
         self._reason = ""
 
     def on_offline(self, reason: str, retry_in_s: float) -> None:
-        """Handle a lost connection, or an attempt that failed."""
-        self._reason = reason
+        """Handle a lost connection, or an attempt that failed. The reason may come from the network."""
+        self._reason = reason = printable(reason)
         if self._is_online:
             self._is_online = False
             self._unreachable_since = self._loop.time()
@@ -109,7 +122,7 @@ class ConnectionReporter:
 
     def on_ended(self, code: int, reason: str) -> None:
         self.close()
-        _logger.info("the client of the broker at %s has ended (code %d): %s", self._broker, code, reason)
+        _logger.info("the client of the broker at %s has ended (code %d): %s", self._broker, code, printable(reason))
 
     def _warn(self) -> None:
         self._timer = self._loop.call_later(REPEAT_S, self._warn)

@@ -31,6 +31,7 @@ from godwit.client.files import (
 from godwit.client.message import Message
 from godwit.errors import DecodeError, FileTransferError
 from godwit.limits import MIB
+from godwit.net.diagnostics import printable
 from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, PartialFile, ReceivedFile
 from godwit.net.subscription import AsyncSubscription, BlockingIterator
 from godwit.wire.control import Progressed, ProgressQuery
@@ -293,7 +294,7 @@ class FileReceiver:
 
     def _report_problem(self, text: str) -> None:
         self.problems += 1
-        _logger.warning("a file was not received: %s", text)
+        _logger.warning("a file was not received: %s", printable(text))
         if self._on_problem is not None:
             self._on_problem(text)
 

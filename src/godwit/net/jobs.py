@@ -24,7 +24,7 @@ from godwit.client.message import decode_json, decode_text, shorten
 from godwit.client.protocol import ClientProtocol
 from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFailedError, UsageError, broker_error
 from godwit.net.job_options import JobLike, Submission, check_number, check_submissions, listed_jobs
-from godwit.net.loop import LoopThread, check_timeout, within
+from godwit.net.loop import LoopThread, TimeLimit, check_timeout, within
 from godwit.wire.control import ControlMessage, Done
 from godwit.wire.control_base import MAX_TEXT_CHARACTERS
 from godwit.wire.jobs import CancelJob, JobInfo, JobSpec
@@ -194,7 +194,7 @@ class AsyncJob:
         check_timeout(timeout_s)
         if not self.is_ended:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with TimeLimit(timeout_s):
                     await self._wait_for_end()
             except TimeoutError:
                 raise TimeoutError(f"job {self.number} has not ended within {timeout_s:g} s: it goes on") from None

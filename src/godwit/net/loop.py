@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -20,6 +21,9 @@ from godwit.errors import ForkedError, ReplyTimeoutError, UsageError
 
 SWITCH_INTERVAL_S: Final = 0.0005
 JOIN_TIMEOUT_S: Final = 5.0
+LAST_TURNS: Final = 8
+"""Turns of the loop between the end of a time limit and the cancellation. A loop that was busy needs some of them to
+read the packets that have arrived, and to wake the task that waits for one of them."""
 T = TypeVar("T")
 
 
@@ -66,6 +70,51 @@ async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool
         task.cancel()
 
 
+class TimeLimit:
+    """Cancel the block of an `async with` after a time, like asyncio.timeout, but process what has arrived first.
+
+    asyncio.timeout discards a reply that waits in the socket, or was handed to the task in the same turn, when the loop
+    has been busy until after the limit. The caller would repeat a request that the broker has confirmed in time.
+
+    Args:
+        timeout_s: The limit in seconds; None sets none.
+
+    Raises:
+        TimeoutError: At the end of the block, if it was cancelled.
+    """
+
+    __slots__ = ("_handle", "_loop", "_timeout", "_timeout_s")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._timeout = asyncio.timeout(None)
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.Handle | None = None
+
+    async def __aenter__(self) -> TimeLimit:
+        await self._timeout.__aenter__()
+        if self._timeout_s is not None:
+            self._handle = self._loop.call_later(self._timeout_s, self._expire, LAST_TURNS)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)
+
+    def expired(self) -> bool:
+        """Whether the limit has cancelled the block."""
+        return self._timeout.expired()
+
+    def _expire(self, turns: int) -> None:
+        if turns:
+            self._handle = self._loop.call_soon(self._expire, turns - 1)
+        else:
+            self._timeout.reschedule(self._loop.time())
+
+
 async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: str, after: str) -> T:
     """Return the result of a call of the application, which may take at most `timeout_s`; None sets no limit.
 
@@ -83,14 +132,14 @@ async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: st
         return await work
     try:
         check_timeout(timeout_s)
-        async with asyncio.timeout(timeout_s) as limit:
+        async with TimeLimit(timeout_s) as limit:
             return await work
     except TimeoutError:
         if not limit.expired():
             raise
         raise ReplyTimeoutError(f"{what} within {timeout_s:g} s: {after}") from None
     finally:
-        work.close()  # if the limit is invalid, or had passed already
+        work.close()  # if the limit is invalid
 
 
 def check_timeout(timeout_s: object) -> None:
@@ -297,7 +346,7 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._on_done)
 
     async def _run(self) -> T:
-        async with asyncio.timeout(self._timeout_s):
+        async with TimeLimit(self._timeout_s):
             return await self.coroutine
 
     def cancel(self) -> None:

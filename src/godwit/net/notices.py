@@ -19,11 +19,11 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 import msgspec
 
 from godwit.broker.quotas import Bucket
+from godwit.net.diagnostics import MAX_LINE_CHARACTERS, printable
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
 MAX_LINES_WAITING: Final = 10_000
-MAX_LINE_CHARACTERS: Final = 1000
 MAX_FIELD_CHARACTERS: Final = 300
 """Maximum length of a name, a topic or a reason in a JSON line."""
 MAX_FIELD_ENTRIES: Final = 16
@@ -51,18 +51,6 @@ ALL_HOSTS: Final = ""
 
 _LimitKey: TypeAlias = tuple[str, str]
 """Kind of event, and source: a client, a host or ALL_HOSTS."""
-
-
-def printable(text: str) -> str:
-    """Return a text as one line without control characters, because names and texts may come from the network."""
-    if len(text) > MAX_LINE_CHARACTERS:
-        text = f"{text[:MAX_LINE_CHARACTERS]}..."
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:

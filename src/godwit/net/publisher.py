@@ -22,7 +22,7 @@ from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, ReplyTimeoutError, UsageError, broker_error
 from godwit.limits import KIB, MIB
-from godwit.net.loop import LoopThread, check_timeout
+from godwit.net.loop import LoopThread, TimeLimit, check_timeout
 
 BufferFull = BufferFullError
 """Raised by `send` when the client's buffer is full: `await publisher.ready()`, then send again."""
@@ -205,13 +205,52 @@ class ClientPublishers:
         core = self._core.publisher(topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence)
         return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain)
 
-    async def publish(self, topic: str, payload: Payload, *, qos: int, retain: bool) -> int | None:
-        """Send a message, and wait until it is confirmed; at QoS 0, until it is in the send buffer."""
+    async def publish_within(
+        self, timeout_s: float, topic: str, payload: Payload, *, qos: int, retain: bool
+    ) -> int | None:
+        """Publish a message as `publish` does, within a time limit.
+
+        Raises:
+            ReplyTimeoutError: It took longer. The text tells whether the message is in the send buffer.
+        """
+        check_timeout(timeout_s)
+        sequences: list[int] = []
+        try:
+            async with TimeLimit(timeout_s) as limit:
+                return await self.publish(topic, payload, qos=qos, retain=retain, on_accepted=sequences.append)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        if not sequences:
+            raise ReplyTimeoutError(
+                f"the client's send buffer had no room for the message for {topic!r} within {timeout_s:g} s: the "
+                "message was not accepted and will not be sent; publish it again when the broker answers"
+            )
+        raise ReplyTimeoutError(
+            f"the message for {topic!r} was not confirmed within {timeout_s:g} s: it is still in the client's buffer, "
+            "and is sent when the broker answers"
+        )
+
+    async def publish(
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        qos: int,
+        retain: bool,
+        on_accepted: Callable[[int], None] | None = None,
+    ) -> int | None:
+        """Send a message, and wait until it is confirmed; at QoS 0, until it is in the send buffer.
+
+        `on_accepted` is called with the message's sequence as soon as it is in the send buffer.
+        """
         if self._ended is not None:
             raise copy(self._ended)
         body = to_bytes(payload)
         waiters = self._waiters_of(self._core.publisher(topic, qos=qos))
         sequence = await self.send(waiters, waiters.core.send, body, retain)
+        if on_accepted is not None:
+            on_accepted(sequence)
         if qos == 0:
             await asyncio.sleep(0)  # so that a loop of publish calls lets the event loop run
             return None
@@ -403,7 +442,7 @@ class AsyncPublisher:
             return
         check_timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
+            async with TimeLimit(timeout_s) as limit:
                 await self._flush()
         except TimeoutError:
             if not limit.expired():

@@ -149,7 +149,8 @@ class ClientRuntime:
         """Connect to one of the addresses, or use them from the next round on, if it is connected or trying."""
         usable = [address for address in addresses if family_of(address) in self._families]
         if usable:
-            self.core.connect(usable, self.driver.clock())
+            brokers = None if self._resolver is None else self._resolver.brokers()
+            self.core.connect(usable, self.driver.clock(), brokers=brokers)
             self.schedule_flush()
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -514,6 +515,10 @@ class BrokerResolver:
         if not addresses:
             raise copy(self._errors[self._brokers[0]])
         return list(dict.fromkeys(addresses))
+
+    def brokers(self) -> dict[Address, tuple[str, int]]:
+        """Return the broker of each address that was found, as host and port."""
+        return {address: broker for broker in self._brokers for address in self._found.get(broker, ())}
 
     def _start(self, host: str, port: int) -> asyncio.Future[list[Address]]:
         loop = asyncio.get_running_loop()

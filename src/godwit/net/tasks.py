@@ -32,6 +32,7 @@ from godwit.client.message import decode_json, decode_text
 from godwit.client.protocol import ClientProtocol
 from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error
+from godwit.net.diagnostics import printable
 
 TaskFailed = TaskFailedError
 """Raised by a handler: `raise TaskFailed("the picture is damaged", final=True)` is not tried again."""
@@ -330,7 +331,7 @@ class TaskExecutor:
                 _logger.info("worker %s volunteers for %s", self._core.name, ", ".join(self._handlers))
                 self._on_ready()
         elif isinstance(event, VolunteerRefused):
-            _logger.warning("the broker refused worker %s: %s", self._core.name, event.text)
+            _logger.warning("the broker refused worker %s: %s", self._core.name, printable(event.text))
             self._failure = broker_error(event.code, event.text)
             self.return_all(event.text)  # tasks that it was given before its rights changed
 
@@ -360,7 +361,7 @@ class TaskExecutor:
     def _revoke(self, lease: Lease, reason: str) -> None:
         task = self._tasks.pop(lease, None)
         if task is not None:
-            _logger.info("%r was revoked: %s", task, reason)
+            _logger.info("%r was revoked: %s", task, printable(reason))
             task.revoked_because = reason
             task.is_revoked = True
             if task._runner is not None:

@@ -55,6 +55,17 @@ _CODES: Final = {LimitError: Code.LIMIT, NotAdmittedError: Code.NOT_LOGGED_IN}
 """The code of the close that answers a protocol violation; PROTOCOL for all other errors."""
 
 
+class AwakeConnections(deque["Connection"]):
+    """The connections of an endpoint that may have something to send or a new timer, in the order of their turns."""
+
+    __slots__ = ("is_interrupted",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_interrupted = False
+        """Whether the endpoint was not asked for all trains: those that wait here have waited since then, or longer."""
+
+
 class Connection:
     """One connection, created by an endpoint."""
 
@@ -70,7 +81,7 @@ class Connection:
         address: Address,
         *,
         events: list[Event],
-        awake: deque[Connection],
+        awake: AwakeConnections,
         budget: ReceiveBudget,
         unadmitted: UnadmittedConnections | None,
     ) -> None:
@@ -115,10 +126,14 @@ class Connection:
     def _wake_first(self) -> None:
         """Have the endpoint ask this connection next: subscribers wait for data, nothing waits for acknowledgements.
 
+        While connections wait because the socket was full, it takes its turn behind them: they may have data too.
         A connection that always has something to send is always awake, so it takes its turn among the others.
         """
         self.is_awake = True
-        self._awake.appendleft(self)
+        if self._awake.is_interrupted:
+            self._awake.append(self)
+        else:
+            self._awake.appendleft(self)
 
     def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
         """Open the connection: the handshake is complete."""

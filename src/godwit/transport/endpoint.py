@@ -21,7 +21,7 @@ from godwit.errors import DecodeError, UsageError
 from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
 from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection
+from godwit.transport.connection import AwakeConnections, Connection
 from godwit.transport.connection_state import Components
 from godwit.transport.events import Address, ConnectionState, Event, Role, Train
 from godwit.transport.handshake import Acceptor, Dial
@@ -71,8 +71,8 @@ class Endpoint:
         self.pending_events: list[Event] = []
         """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
         self._answers: deque[Train] = deque()
-        self.awake: deque[Connection] = deque()
-        """Connections that may have something to send or a new timer, in order of arrival. While it is empty,
+        self.awake = AwakeConnections()
+        """Connections that may have something to send or a new timer, in order of their turns. While it is empty,
         next_train of a client returns None; that of a server may return an answer to a packet without a connection."""
         self._timers: list[tuple[float, int]] = []
 
@@ -144,15 +144,17 @@ class Endpoint:
 
     def next_train(self, now: float) -> Train | None:
         """Return the next train to send, or None. A train that the caller does not send counts as lost."""
-        if self._answers:
-            return self._answers.popleft()
         awake = self.awake
+        if self._answers:
+            awake.is_interrupted = bool(awake)
+            return self._answers.popleft()
         while awake:
             connection = awake[0]
             owner = connection if connection.state is _OPEN else self._dials.get(connection.id) or connection
             train = owner.next_train(now)
             if train is not None and not connection.idle_until:
                 awake.rotate(-1)  # connections take turns
+                awake.is_interrupted = True
                 return train
             awake.popleft()
             connection.is_awake = False
@@ -167,7 +169,9 @@ class Endpoint:
                     if len(self._timers) > 4 * (len(self._connections) + len(self._dials)) + 64:
                         self._drop_old_timers()
             if train is not None:
+                awake.is_interrupted = bool(awake)
                 return train
+        awake.is_interrupted = False
         return None
 
     def trains(self, now: float) -> list[Train]:

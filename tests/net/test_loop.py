@@ -68,7 +68,13 @@ def test_a_reply_that_has_arrived_counts_although_the_limit_has_passed(
 
             async def reply() -> str:
                 arrived: asyncio.Future[str] = running.create_future()
-                running.add_reader(one.fileno(), lambda: arrived.done() or arrived.set_result(one.recv(9).decode()))
+
+                def read() -> None:
+                    received = one.recv(9).decode()
+                    if not arrived.done():
+                        arrived.set_result(received)
+
+                running.add_reader(one.fileno(), read)
                 try:
                     other.send(b"confirmed")
                     return await arrived

@@ -69,7 +69,8 @@ def test_the_table_of_batch_flags() -> None:
 
 
 def test_the_table_of_codes() -> None:
-    assert {name: int(code) for code, name, *_ in read_table("## 23 Reason codes")} == {code.name: code.value for code in Code}
+    found = {name: int(code) for code, name, *_ in read_table("## 23 Reason codes")}
+    assert found == {code.name: code.value for code in Code}
 
 
 def test_the_reactions_of_clients_to_codes() -> None:

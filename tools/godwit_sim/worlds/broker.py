@@ -206,10 +206,13 @@ class BrokerWorld:
 
     def _on_closed(self, conn: ConnectionRecord, now: float) -> None:
         connections = self.checkers.connections
+        if conn.name is None:  # only the same client replaces its connection
+            self.checkers.wills.closed(conn, conn.instance)
+            return
         successors = [
             other for other in connections.records if other.name == conn.name and other.instance in connections.honest
         ]
-        self.checkers.wills.closed(conn, successors[-1].instance if successors and conn.name is not None else None)
+        self.checkers.wills.closed(conn, successors[-1].instance if successors else None)
 
     def summary(self) -> str:
         """Return a summary in a few words."""

@@ -281,7 +281,7 @@ class AsyncClient:
             retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
                 removes the retained message.
             timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
-                the client's buffer and is sent when the broker answers again, unless the error says that the buffer
+                the client's buffer and is sent when the broker answers again, unless the error states that the buffer
                 had no room for it.
 
         Returns:

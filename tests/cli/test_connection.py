@@ -17,7 +17,9 @@ from tests.cli.real import broker, needs_posix, running, subscribed
 from godwit.cli import connection
 from godwit.cli.connection import Target, ask, check_qos, connected, guarded, print_notice, read_secret, run
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, NameInUseError, UsageError
+from godwit.net import loop
 from godwit.net.client import AsyncClient, connect
+from godwit.net.loop import TimeLimit
 
 
 def test_a_target(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_ask(address: str) -> None:
 
 
 def test_the_reply_has_the_time_that_the_connection_left(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_connected, real_timeout_at = connection.connected, asyncio.timeout_at
+    real_connected = connection.connected
     begun_at: list[float] = []
     deadlines: list[float | None] = []
 
@@ -128,19 +130,19 @@ def test_the_reply_has_the_time_that_the_connection_left(address: str, monkeypat
                 await asyncio.sleep(0.001)
             yield client
 
-    def timeout_at(when: float | None) -> asyncio.Timeout:
-        deadlines.append(when)
-        return real_timeout_at(when)
+    def limit(timeout_s: float | None) -> TimeLimit:
+        deadlines.append(None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+        return TimeLimit(timeout_s)
 
     async def request(client: AsyncClient) -> None:
         monkeypatch.undo()
 
     monkeypatch.setattr(connection, "connected", connected_later)
-    monkeypatch.setattr(asyncio, "timeout_at", timeout_at)
+    monkeypatch.setattr(loop, "TimeLimit", limit)
     ask(Target(address, timeout_s=60.0), request)
     (begun,), (deadline,) = begun_at, deadlines
     assert deadline is not None
-    assert deadline <= begun + 60
+    assert deadline <= begun + 60 + 1e-6  # rounded
 
 
 def test_a_command_with_a_time_limit_prints_what_it_waits_for(

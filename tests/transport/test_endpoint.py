@@ -146,7 +146,7 @@ def test_a_full_socket_starves_no_connection() -> None:
             server.receive(Train(CLIENT, train.data, train.segment_bytes), world.now)
         server.events()
         waiting = {number: turn - last for number, last in served.items() if turn - last > 4}
-        assert not waiting, f"turn {turn}: connections without a train, and for how many turns: {waiting}"
+        assert not waiting, f"turn {turn}: turns without a train, by connection: {waiting}"
 
 
 def test_packets_of_several_connections_in_one_train() -> None:

@@ -71,7 +71,7 @@ async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool
 
 
 class TimeLimit:
-    """Cancel the block of an `async with` after a time, like asyncio.timeout, but process arrived packets first.
+    """Cancel the block of an `async with` after a time, like asyncio.timeout, but process arrived replies first.
 
     asyncio.timeout discards a reply that waits in the socket, or was handed to the task in the same turn, when the loop
     has been busy until after the limit. The caller would repeat a request that the broker has confirmed in time.

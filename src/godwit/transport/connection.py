@@ -63,7 +63,7 @@ class AwakeConnections(deque["Connection"]):
     def __init__(self) -> None:
         super().__init__()
         self.is_interrupted = False
-        """Whether the endpoint was not asked for all trains: all trains here have waited since then, or longer."""
+        """Whether the endpoint was not asked for all trains, so that connections wait here since then, or longer."""
 
 
 class Connection:

@@ -236,14 +236,14 @@ def test_handlers_that_hang_never_overrun_the_capacity() -> None:
             connect(broker.urls[0]) as client,
             at_work(worker(broker, capacity=1, broken=hang, fine=hang)),
         ):
-            job = await client.submit("broken", time_limit_s=0.05, retries=3, retry_delay_s=0.01)
+            job = await client.submit("broken", time_limit_s=0.05, retries=100, retry_delay_s=0.01)
             async for update in job:
-                if update.what == "failure":
+                if update.what == "failure" and began:  # a busy machine may begin no handler within the limit
                     break
             other = await client.submit("fine", b"x")
             with pytest.raises(TimeoutError):
                 await other.results(timeout_s=0.3)
-            assert began == [1], "nothing begins beside the handler that hangs"
+            assert len(began) == 1, "nothing begins beside the handler that hangs"
             gate.set()
             assert (await other.results())[0].payload == b"x"
 

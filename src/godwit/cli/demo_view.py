@@ -482,9 +482,9 @@ def _delay_section(snapshot: DemoSnapshot) -> str:
         "publisher's call to the subscriber's, by the clock of this machine."
     )
     rows = []
-    last = max((place for place, number in enumerate(delays.counts) if number), default=-1)
+    used = [place for place, number in enumerate(delays.counts) if number] or [0]
     names = [*(f"up to {bound_ms:,} ms" for bound_ms in DELAYS_MS), f"more than {DELAYS_MS[-1]:,} ms"]
-    for name, number in list(zip(names, delays.counts, strict=True))[: last + 1]:
+    for name, number in list(zip(names, delays.counts, strict=True))[used[0] : used[-1] + 1]:
         bar = f'<div class="bar"><i style="width:{100 * number / total:.2f}%"></i></div>' if number else "<div></div>"
         rows.append(_row(name, bar, several(number, "message")))
     return section("delays", "Delays", lead, f'<div class="panel histogram">{"".join(rows)}</div>')

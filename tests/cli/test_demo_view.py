@@ -260,7 +260,7 @@ def words_of(page: str) -> str:
 
 def test_the_report_tells_the_story_of_the_demo(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    shown = msgspec.structs.replace(course(), pipeline=PipelineReport(True, "It has no tables: there is no Java."))
+    shown = msgspec.structs.replace(course(), pipeline=PipelineReport(True, "It has no tables: Java is missing."))
     write_demo_report(shown, path, None)
     page = path.read_text(encoding="utf-8")
     text = words_of(page)
@@ -273,7 +273,7 @@ def test_the_report_tells_the_story_of_the_demo(tmp_path: Path) -> None:
         "4. 20.0 s The rooms send their last messages.",
         "5. 21.4 s The last message has arrived, and the last job has been done.",
         "up to 40 ms 1,900 messages",
-        "It has no tables: there is no Java.",
+        "It has no tables: Java is missing.",
     ):
         assert wanted in text, f"{wanted!r} is not in\n{text}"
     assert ">1, 2</b>" in page, "events at the same time share a mark"

@@ -130,7 +130,7 @@ class DemoSnapshot(msgspec.Struct, frozen=True):
     replaced_at_s: float | None = None
     """When the first task of the killed worker was taken over."""
     sent_at_s: float | None = None
-    """When the rooms were told to finish."""
+    """When sending ended."""
     arrived_at_s: float | None = None
     """When the last message had arrived."""
     samples: Sequence[DemoSample] = ()
@@ -160,7 +160,7 @@ class Demo:
         show: Callable[[DemoSnapshot], None],
         write_report: Callable[[DemoSnapshot, Path, Path | None], None] | None = None,
     ) -> None:
-        """`write_report` gets a snapshot, the path of the report and the folder of the lake, None if there is none."""
+        """`write_report` gets a snapshot, the path of the report and the folder of the lake or None."""
         self._settings = settings
         self._show = show
         self._write_report = write_report

@@ -360,7 +360,7 @@ def demo_story(snapshot: DemoSnapshot) -> ReportStory:
 
 
 def _result(snapshot: DemoSnapshot) -> str:
-    """Return what the network did, and beside it what arrived."""
+    """Return the faults of the network, and beside them the result."""
     from godwit.pipeline.report.markup import safe, table, whole
 
     network = [
@@ -378,8 +378,8 @@ def _result(snapshot: DemoSnapshot) -> str:
         for name, text in facts(snapshot).items()
     ]
     return (
-        f'<div class="pair"><div class="panel"><h2>What the network did</h2>{table(heads, network, is_panel=False)}'
-        f'<p class="soft">{look}</p></div><div class="panel"><h2 id="result">What arrived</h2>'
+        f'<div class="pair"><div class="panel"><h2>The network</h2>{table(heads, network, is_panel=False)}'
+        f'<p class="soft">{look}</p></div><div class="panel"><h2 id="result">The result</h2>'
         f"{table((), results, is_panel=False)}</div></div>"
     )
 
@@ -419,7 +419,7 @@ def _course(snapshot: DemoSnapshot) -> str:
 
     events = course_events(snapshot)
     samples = snapshot.samples
-    lead = "Look at what happens behind the red marks, and whether messages and jobs continue."
+    lead = "Look at the rows behind the red marks: do messages and jobs continue?"
     if len(samples) < 2:
         return section("course", "The course of the demo", lead, nothing("No samples were taken."))
     end_s = max(samples[-1].at_s, *(event.at_s for event in events), 0.001)

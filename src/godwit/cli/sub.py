@@ -179,7 +179,7 @@ def sub(
             "--qos",
             metavar="0|1|2",
             help="Highest QoS of the messages: once for all filters, or once for each, in their order. With 0 the "
-            "broker stores no position, so a client that comes back misses what was published meanwhile.",
+            "broker stores no position, so a client that comes back misses the messages in between.",
             show_default="as published",
         ),
     ] = None,

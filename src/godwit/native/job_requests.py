@@ -1,4 +1,4 @@
-"""Control messages about jobs: volunteer, watch, unwatch, cancel, retry, jobs, job, workers; and who may see a job.
+"""Control messages about jobs: volunteer, watch, unwatch, cancel, retry, jobs, job, workers; and the right to see jobs.
 
 A job is visible to its controller, to the workers that hold its tasks, and to clients that may subscribe to the events
 of its kind. A worker may not watch a job for that reason alone: it would receive the results of the other workers.

@@ -118,7 +118,7 @@ def test_a_page_that_is_self_contained(tmp_path: Path) -> None:
     }
     assert not re.search(r"https?://|url\(|@import", text)
     assert "prefers-color-scheme: dark" in text
-    assert words.count("Look ") == 6, "each section says what to look at"
+    assert words.count("Look ") == 6, "each section points to the important parts"
     assert "Readings are drawn at their event time, by the clocks of the devices." in words
     drawings = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text)]
     assert len(drawings) == 3  # activity, one series, one device

@@ -163,7 +163,7 @@ def plot_range(series: Series) -> PlotRange:
     """Return the range for a plot: most windows take up at least a third of the height.
 
     A value is left out if it is further from the middle 80 % of the windows than these are from each other. If these
-    are all equal, nothing is left out, because there is no course that could be flattened.
+    are all equal, nothing is left out, because their course is a flat line anyway.
     """
     leasts = sorted(point.least for point in series.points)
     greatests = sorted(point.greatest for point in series.points)

@@ -225,7 +225,7 @@ def _readings(lake: Lake, topics: list[str], begin_us: int, end_us: int) -> pa.T
 
 
 def _steps(rows: pa.Table, series: int) -> tuple[int, int, int]:
-    """Return begin, end and step of the plots for readings: so many steps that most have several readings."""
+    """Return begin, end and step of the plots for readings. Most steps have several readings."""
     begin_us, end_us = (find(rows.column("at_us")).as_py() for find in (pc.min, pc.max))
     count = min(max(rows.num_rows // (max(series, 1) * READINGS_PER_STEP), 1), SHORT_STEPS)
     step_us = (end_us - begin_us) // count + 1

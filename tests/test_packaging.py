@@ -159,10 +159,13 @@ def test_commands_of_an_extra_name_it_in_one_line(bare: str, tmp_path: Path) -> 
 
 
 @needs_posix
-def test_the_demo_ends_without_a_report(bare: str, tmp_path: Path) -> None:
+def test_the_demo_ends_with_a_report_without_tables(bare: str, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     code, out, error = run(bare, "demo", "--seconds", "1", "--report", str(report))
     assert code == 0, out + error
     needed = "pyspark, deltalake, duckdb, pyarrow, pandas"
-    assert f"No report: the pipeline needs {needed}: run pip install 'godwit-mq[spark]'." in out
-    assert not report.exists()
+    why = f"It has no tables: the pipeline needs {needed}: run pip install 'godwit-mq[spark]'."
+    assert f"The report is {report}: open it in a browser. {why}" in " ".join(out.split())
+    page = report.read_text(encoding="utf-8")
+    assert "arrived once and in order." in page
+    assert "It has no tables: the pipeline needs" in page

@@ -249,6 +249,18 @@ def test_a_quiet_broker_prints_no_lines_about_clients() -> None:
     assert "exclude each other" in error_of("broker", "--quiet", "--verbose")
 
 
+def test_a_verbose_broker_prints_the_log_of_the_library_on_stderr() -> None:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--verbose", GODWIT_LOG="warning") as command:
+        address = address_of(command)
+        assert godwit("pub", "verbose/a", "x", "-q", "--broker", address).returncode == 0
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == 0
+        text = "\n".join(command.err.rest())
+        assert text.count(f"DEBUG godwit.net.service: listening on udp://{address}: receive buffer") == 1, "not twice"
+        assert re.search(r"DEBUG godwit.net.service: connected: '.* connected from 127.0.0.1:", text)
+        assert "connected from 127.0.0.1:" in "\n".join(command.out.seen + command.out.rest())
+
+
 def test_refused_actions_and_jobs_are_event_lines(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(

@@ -54,22 +54,38 @@ def test_a_short_run() -> None:
 
 def test_the_end_goes_through_the_pipeline_if_there_can_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[str, Path]] = []
+    answers = iter([None, "it failed"])
+    written: list[tuple[DemoSnapshot, Path, Path | None]] = []
 
-    async def pipeline(archive: str, lake: Path, report: Path) -> PipelineReport:
-        asked.append((archive, report))
-        return PipelineReport(True, "made")
+    async def pipeline(archive: str, lake: Path) -> str | None:
+        asked.append((archive, lake))
+        return next(answers)
+
+    def demo() -> DemoSnapshot:
+        return loop.run(Demo(wanted, lambda picture: None, lambda *all: written.append(all)).run())
 
     monkeypatch.setattr(demo_run, "run_pipeline", pipeline)
     monkeypatch.setattr(demo_run, "missing_requirement", lambda: None)
-    wanted = msgspec.structs.replace(settings(1.0), report=tmp_path / "page.html")
-    last = loop.run(Demo(wanted, lambda picture: None).run())
-    assert last.pipeline == PipelineReport(True, "made")
+    page = tmp_path / "page.html"
+    wanted = msgspec.structs.replace(settings(1.5), report=page)
+    sentence = f"The report is {page}: open it in a browser."
+    assert demo().pipeline == PipelineReport(True, sentence)
+    snapshot, path, lake = written[0]
     assert asked[0][0].startswith("grpc://127.0.0.1:")
-    assert asked[0][1] == tmp_path / "page.html"
+    assert (path, lake) == (page, asked[0][1])
+    assert snapshot.killed_at_s is not None
+    assert snapshot.killed_at_s >= snapshot.moved_at_s[0] >= 0.75
+    assert snapshot.sent_at_s is not None
+    assert snapshot.arrived_at_s is not None
+    assert snapshot.arrived_at_s >= snapshot.sent_at_s >= 1.5
+    received = [sample.received for sample in snapshot.samples]
+    assert received == sorted(received)
+    assert 0 < received[-1] <= snapshot.seen.received
+    assert demo().pipeline == PipelineReport(False, f"{sentence} It has no tables: it failed.")
     monkeypatch.setattr(demo_run, "missing_requirement", lambda: "there is no Java")
-    last = loop.run(Demo(wanted, lambda picture: None).run())
-    assert last.pipeline == PipelineReport(True, "No report: there is no Java.")
-    assert len(asked) == 1
+    assert demo().pipeline == PipelineReport(True, f"{sentence} It has no tables: there is no Java.")
+    assert [lake for _, _, lake in written[1:]] == [None, None]
+    assert len(asked) == 2
 
 
 def test_a_process_that_dies_is_an_error() -> None:
@@ -213,37 +229,30 @@ def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(demo_run, "_PROGRAM", (sys.executable, "-c", text))
 
 
-def run(tmp_path: Path) -> PipelineReport:
-    return asyncio.run(run_pipeline("grpc://127.0.0.1:1", tmp_path / "lake", tmp_path / "page.html"))
+def run(tmp_path: Path) -> str | None:
+    return asyncio.run(run_pipeline("grpc://127.0.0.1:1", tmp_path / "lake"))
 
 
-def test_first_the_tables_then_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tables_are_made_by_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = tmp_path / "told"
     program(monkeypatch, f"import sys; open({str(told)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
-    found = run(tmp_path)
-    assert found.is_good
-    assert found.sentence.startswith(f"The report is {tmp_path / 'page.html'}: open it in a browser.")
+    assert run(tmp_path) is None
     lake = tmp_path / "lake"
-    assert told.read_text().splitlines() == [
-        f"pipeline run --once --archive grpc://127.0.0.1:1 --lake {lake}",
-        f"pipeline report --lake {lake} --output {tmp_path / 'page.html'} --force",
-    ]
+    assert told.read_text().splitlines() == [f"pipeline run --once --archive grpc://127.0.0.1:1 --lake {lake}"]
 
 
 def test_a_failure_is_reported_by_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # the output comes when the program ends
     program(monkeypatch, "import sys; print('working'); sys.exit('error: there is no lake')")
-    assert run(tmp_path) == PipelineReport(False, "the pipeline failed: error: there is no lake")
+    assert run(tmp_path) == "the pipeline failed: error: there is no lake"
     program(monkeypatch, "import sys; sys.exit(3)")
-    assert run(tmp_path) == PipelineReport(False, "the pipeline failed: exit code 3")
+    assert run(tmp_path) == "the pipeline failed: exit code 3"
 
 
 def test_it_does_not_take_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo_run, "PIPELINE_TIMEOUT_S", 0.5)
     program(monkeypatch, "import time; time.sleep(60)")
-    found = run(tmp_path)
-    assert not found.is_good
-    assert "was not done after 0.5 s" in found.sentence
+    assert "was not done after 0.5 s" in (run(tmp_path) or "")
 
 
 def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -20,17 +23,21 @@ from godwit.cli.demo_processes import (
     WorkReport,
     topic_of,
 )
-from godwit.cli.demo_run import DemoSettings, DemoSnapshot, Phase
+from godwit.cli.demo_run import SAMPLE_S, DemoSample, DemoSettings, DemoSnapshot, Phase, PipelineReport
 from godwit.cli.demo_view import (
     SPARK_WIDTH,
     LiveView,
     PlainView,
     bar,
+    course_events,
+    demo_story,
+    fault_counts,
     frame,
     joined,
     spark,
     summary,
     verdict,
+    write_demo_report,
 )
 from godwit.cli.house import ROOMS
 
@@ -207,3 +214,127 @@ def test_a_long_spark_is_thinned_out_and_keeps_both_ends() -> None:
 @pytest.mark.parametrize("share", [-1.0, 0.0, 0.3, 1.0, 2.0])
 def test_a_bar_keeps_its_width(share: float) -> None:
     assert len(bar(share, "green").plain) == len(bar(0.5, "green").plain)
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def course(messages: int = 2_000) -> DemoSnapshot:
+    """The end of a demo of 20 s: addresses change and anna is killed at 10 s, bert takes over at 13.3 s."""
+    samples = []
+    received = faults = 0
+    tasks = {"anna": 0, "bert": 0}
+    for number in range(88):
+        at_s = number * SAMPLE_S
+        received += 0 if 10.0 <= at_s < 11.0 or at_s > 20.5 else messages // 80
+        faults += 3
+        tasks["anna"] += at_s < 10.0
+        tasks["bert"] += at_s < 21.0
+        samples.append(DemoSample(at_s, received, faults, dict(tasks)))
+    whole = picture(killed="anna", phase="tables", elapsed_s=22.0)
+    each = messages // 2
+    rooms = msgspec.structs.replace(
+        whole.rooms, rooms=tuple(SentRoom(one, each, "ab") for one in ("kitchen", "cellar"))
+    )
+    seen = msgspec.structs.replace(
+        whole.seen,
+        rooms=tuple(RoomReport(one, each, 0, 0, 20.0, "ab") for one in ("kitchen", "cellar")),
+    )
+    return msgspec.structs.replace(
+        whole,
+        rooms=rooms,
+        seen=seen,
+        moved_at_s=(10.0,),
+        killed_at_s=10.02,
+        replaced_at_s=13.3,
+        sent_at_s=20.0,
+        arrived_at_s=21.4,
+        samples=samples,
+    )
+
+
+def words_of(page: str) -> str:
+    """The text of a page, each run of white space as one space."""
+    return " ".join(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def test_the_report_tells_the_story_of_the_demo(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    shown = msgspec.structs.replace(course(), pipeline=PipelineReport(True, "It has no tables: Java is missing."))
+    write_demo_report(shown, path, None)
+    page = path.read_text(encoding="utf-8")
+    text = words_of(page)
+    for wanted in (
+        "Every one of 2,000 messages arrived once and in order.",
+        "lost 273 of 5,500 datagrams (5.0 %), damaged 20, repeated 40 and let others overtake 80",
+        "1. 10.0 s The network assigns another address to every client.",
+        "2. 10.0 s The worker anna is killed during its work.",
+        "3. 13.3 s The broker has had no report of anna for 3 s: bert takes over 2 tasks.",
+        "4. 20.0 s The rooms send their last messages.",
+        "5. 21.4 s The last message has arrived, and the last job has been done.",
+        "up to 40 ms 1,900 messages",
+        "It has no tables: Java is missing.",
+    ):
+        assert wanted in text, f"{wanted!r} is not in\n{text}"
+    assert ">1, 2</b>" in page, "events at the same time share a mark"
+    # One after the other, each with a sentence about what to look at.
+    places = [page.index(f'id="{name}"') for name in ("result", "course", "delays")]
+    assert places == sorted(places)
+    assert text.count("Look at") >= 3
+    assert set(re.findall(r'href="#([^"]*)"', page)) == set(re.findall(r' id="([^"]*)"', page))
+
+
+def test_the_numbers_of_the_report_are_those_of_the_terminal(tmp_path: Path) -> None:
+    shown = course()
+    path = tmp_path / "page.html"
+    write_demo_report(shown, path, None)
+    page = path.read_text(encoding="utf-8")
+    rows = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", page)]
+    printed = " ".join(joined(summary(shown)).plain.split())
+    assert len(rows) > len(fault_counts(shown)) + 5
+    for row in rows:
+        if row != ["to", "the", "broker", "from", "the", "broker"]:
+            assert " ".join(row) in printed, row
+    assert verdict(shown)[1] in words_of(page)
+
+
+def test_the_course_shows_the_pause_and_the_killed_worker() -> None:
+    story = demo_story(course())
+    drawings = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", story.body)]
+    assert [one.attrib["aria-label"] for one in drawings] == [
+        "messages that arrived",
+        "datagrams lost or damaged",
+        "tasks of anna, killed",
+        "tasks of bert",
+    ]
+    for drawing in drawings:
+        assert len(drawing.findall("*[@class='mark']")) == 5
+    heights = [_heights(one) for one in drawings]
+    end = len(heights[0])
+    pause = slice(round(10.25 / SAMPLE_S), round(10.75 / SAMPLE_S))
+    assert set(heights[0][pause]) == {100.0}, "no message arrived"
+    assert min(heights[0][: pause.start]) < 100.0 > min(heights[0][pause.stop :])
+    assert set(heights[2][end * 3 // 4 :]) == {100.0}, "anna does nothing any more"
+    assert min(heights[3][end * 3 // 4 :]) < 100.0
+
+
+def _heights(drawing: ElementTree.Element) -> list[float]:
+    """The height of each step of an area: 100 is the ground."""
+    corners = re.findall(r"[ML]([\d.]+) ([\d.]+)", drawing[0].attrib["d"])
+    return [float(y) for _, y in corners[1:-1:2]]
+
+
+def test_a_failed_demo_says_so_in_its_report(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_demo_report(picture(missing=2), path, None)
+    page = path.read_text(encoding="utf-8")
+    assert '<h1><span class="bad">FAILED: kitchen: 998 of 1,000 messages arrived' in page
+    assert "No samples were taken." in page
+    assert course_events(picture(moved=0)) == []
+
+
+def test_the_clocks_are_explained() -> None:
+    clocks = demo_story(course()).clocks
+    assert "each reading is one second after the one before, and a room sends 1,000 of them per second" in clocks
+    assert "So 20 s of the demo are about 5 h 33 min of readings." in clocks
+    assert "by the clock of the broker" in clocks

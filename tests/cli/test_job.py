@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -382,3 +383,40 @@ def test_all_jobs_of_a_kind_are_cancelled(address: str) -> None:
     assert result.stdout.decode() == f"cancelled job {numbers[2]}\n"
     assert "give the numbers of the jobs, or --kind" in error_of("job", "cancel", "--broker", address)
     assert "give the numbers of the jobs, or --kind" in error_of("job", "cancel", "1", "--kind", "a")
+
+
+def test_failed_jobs_are_retried(address: str, tmp_path: Path) -> None:
+    """The command fails until a file exists."""
+    repaired = tmp_path / "repaired"
+    program = f"import os, sys; sys.exit(0 if os.path.exists({str(repaired)!r}) else 'broken')"
+    command = f"{sys.executable} -c {shlex.quote(program + '; print(1)')}"
+    with running("worker", "retry-anna", "--kind", "retry/this", "--exec", command, "--broker", address) as worker:
+        worker.err.until("volunteers for")
+        submit = ["job", "submit", "retry/this", "x", "--retries", "0", "--wait", "-q", "--name", "boss"]
+        for _ in range(2):
+            assert godwit(*submit, "--broker", address).returncode == 1
+        failed = ["job", "list", "--kind", "retry/this", "--state", "failed", "--json", "--broker", address]
+        second, first = (json.loads(line)["job"] for line in lines(godwit(*failed).stdout))
+        result = godwit("job", "retry", str(first), "--wait", "-q", "--name", "boss", "--broker", address)
+        assert result.returncode == 1, "it is still broken"
+        repaired.touch()
+        result = godwit("job", "retry", str(first), "--wait", "-q", "--name", "boss", "--broker", address)
+        assert result.returncode == 0, result.stderr
+        result = godwit("job", "retry", "--kind", "retry/this", "--name", "boss", "--broker", address)
+        assert result.returncode == 0, result.stderr
+        retried = [line.rpartition(" ")[2] for line in lines(result.stdout)]
+        assert retried[:2] == [str(first), str(second)]
+        (found,) = lines(godwit("job", "retry", str(second), "--json", "--name", "boss", "--broker", address).stdout)
+        assert json.loads(found)["retry_of"] == second
+    assert "only a failed or cancelled job" in error_of(
+        "job", "retry", str(json.loads(found)["job"]), "--name", "boss", "--broker", address
+    )
+
+
+def test_bad_input_of_retry_is_one_line(address: str) -> None:
+    assert "give the numbers of the jobs, or --kind" in error_of("job", "retry", "--broker", address)
+    assert "give the numbers of the jobs, or --kind" in error_of("job", "retry", "1", "--kind", "a")
+    assert "follow one job" in error_of("job", "retry", "1", "2", "--wait", "--broker", address)
+    result = godwit("job", "retry", "--kind", "retry/nothing", "--broker", address)
+    assert (result.returncode, result.stdout) == (0, b"")
+    assert result.stderr.decode() == "no job of the kind retry/nothing has failed\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.cli.real import environment, needs_posix
 from typer.testing import CliRunner
 
 import godwit
@@ -361,3 +364,33 @@ def test_installed_script() -> None:
 def test_unknown_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'wings'"):
         _ = godwit.wings  # type: ignore[attr-defined]
+
+
+@needs_posix
+@pytest.mark.skipif(not SCRIPT.exists(), reason="godwit is not installed beside this interpreter")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_completion_is_installed_and_completes_commands_and_options(tmp_path: Path) -> None:
+    variables = environment(HOME=str(tmp_path), PATH=f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}")
+    result = subprocess.run(
+        ["godwit", "--install-completion", "bash"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "bash completion installed in" in result.stdout
+    script = tmp_path / ".bash_completions" / "godwit.sh"
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+    for typed, wanted in (
+        (("godwit", "su"), ["sub"]),
+        (("godwit", "sub", "--no-f"), ["--no-follow"]),
+        (("godwit", "job", "ret"), ["retry"]),
+    ):
+        words = " ".join(typed)
+        lines = f"source {script}; COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _godwit_completion godwit"
+        answer = subprocess.run(
+            ["bash", "-c", f"{lines}; echo ${{COMPREPLY[@]}}"],
+            env=variables, capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert answer.stdout.split() == wanted, (typed, answer.stderr)

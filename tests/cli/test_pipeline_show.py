@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import subprocess
 import sys
 import tty
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
-from tests.cli.real import error_of, godwit, lines, needs_posix
+from tests.cli.real import GODWIT, environment, error_of, godwit, lines, needs_posix
 from tests.pipeline.lakes import write_spark_checkpoint
 
 from godwit.cli.pipeline_run import SparkOptions
@@ -123,6 +124,24 @@ def answer_of(names: list[str], rows: list[dict[str, Any]], form: str, monkeypat
     monkeypatch.setattr("godwit.pipeline.sql.run_query", lambda *_: Answer)
     monkeypatch.setattr("godwit.pipeline.sql.iterate_rows", lambda _: iter(rows))
     show_query(SparkOptions("local", [], False), str(Path.cwd()), "SELECT", form, None)
+
+
+@needs_posix
+def test_no_spinner_is_left_in_front_of_a_table(lake: Lake) -> None:
+    master, slave = pty.openpty()
+    command = [*GODWIT, "pipeline", "query", "--lake", lake.address, "SELECT 7 AS answer"]
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(master, 65536):
+                shown += data
+    os.close(master)
+    assert process.returncode == 0, shown
+    assert b"working" in shown
+    between = shown.rpartition(b"working")[2].partition(b"answer")[0]
+    assert b"\x1b[2K" in between, "the line of the spinner is erased"
+    assert b"working" not in shown.partition(b"answer")[2]
 
 
 @needs_posix

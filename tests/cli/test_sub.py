@@ -473,3 +473,43 @@ def test_files_from_an_earlier_position(address: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert lines(found.stdout) == [str(tmp_path / "in" / "early.bin")]
     assert (tmp_path / "in" / "early.bin").read_bytes() == path.read_bytes()
+
+
+# -- QoS of filters ---------------------------------------------------------------------------------------------------
+
+
+def test_each_filter_has_its_own_highest_qos(address: str) -> None:
+    for qos in ("0", "1", "2"):
+        assert godwit("pub", f"sub/qos/{qos}", "x", "--qos", qos, "-q", "--broker", address).returncode == 0
+    shown = ["sub/qos/1", "sub/qos/2", "--from", "earliest", "--no-follow", "--format", "%t %q\\n", "--broker", address]
+    for options, wanted in (
+        ((), ["sub/qos/1 1", "sub/qos/2 2"]),
+        (("--qos", "1"), ["sub/qos/1 1", "sub/qos/2 1"]),
+        (("--qos", "2", "--qos", "0"), ["sub/qos/1 1", "sub/qos/2 0"]),
+        (("--qos", "0", "--qos", "2"), ["sub/qos/1 0", "sub/qos/2 2"]),
+    ):
+        result = godwit("sub", *shown, *options)
+        assert result.returncode == 0, result.stderr
+        assert sorted(lines(result.stdout)) == wanted, options
+
+
+def test_a_filter_of_qos_0_keeps_no_position_for_a_client_that_comes_back(address: str) -> None:
+    arguments = ["sub/kept", "sub/lost", "--qos", "1", "--qos", "0", "--name", "qos-client", "--session-expiry", "60"]
+    with running("sub", *arguments, "--count", "2", "--broker", address) as command:
+        subscribed(address, "sub/kept")
+        subscribed(address, "sub/lost")
+        for topic in ("sub/kept", "sub/lost"):
+            assert godwit("pub", topic, "1", "-q", "--broker", address).returncode == 0
+        assert sorted((command.out.line(), command.out.line())) == ["sub/kept: 1", "sub/lost: 1"]
+        assert command.wait() == 0
+    for topic in ("sub/kept", "sub/lost"):
+        assert godwit("pub", topic, "2", "-q", "--broker", address).returncode == 0
+    result = godwit("sub", *arguments, "--no-follow", "--broker", address)
+    assert (result.returncode, lines(result.stdout)) == (0, ["sub/kept: 2"]), result.stderr
+
+
+def test_bad_qos_of_filters() -> None:
+    assert "is given 2 times for 3 filters" in error_of("sub", "a", "b", "c", "--qos", "1", "--qos", "2")
+    assert "3" in error_of("sub", "a", "--qos", "3")
+    assert "stores no position" in error_of("sub", "a", "--qos", "0", "--cursor", "c")
+    assert "receives files" in error_of("sub", "a", "--qos", "0", "--save", "folder")

@@ -294,6 +294,90 @@ def test_a_cancel_that_the_disk_refuses_holds_all_the_same() -> None:
     assert world.keeping.of("job")[1].state == "cancelled"
 
 
+# -- retry ------------------------------------------------------------------------------------------------------------
+
+
+def retry(who: JobClient, number: int, key: str = "again") -> c.ControlMessage:
+    return who.peer.ask(j.RetryJob(request=who.peer.number(), job=number, key=key))
+
+
+def test_a_failed_job_is_submitted_once_more_with_its_payload_and_options() -> None:
+    world = World()
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
+    bob.volunteer("resize")
+    ann.submit("resize", b"photo", retries=0, priority=7)
+    bob.fail(*bob.leases)
+    assert ann.states[-1] == (1, "failed")
+    reply = retry(ann, 1)
+    assert isinstance(reply, j.RetryReply)
+    assert (reply.job, bob.payloads) == (2, [b"photo", b"photo"])
+    assert retry(ann, 1) == j.RetryReply(request=ann.peer.last(j.RetryReply).request, job=2), "the same key"
+    info = ann.peer.expect(j.ShowJob(request=90, job=2), j.JobDetails).job
+    assert (info.controller, info.key, info.priority, info.payload_bytes) == ("ann", "again", 7, 5)
+    bob.finish(bob.leases[-1])
+    assert ann.peer.expect(j.ShowJob(request=91, job=2), j.JobDetails).job.state == "done"
+    assert ann.peer.expect(j.ShowJob(request=92, job=1), j.JobDetails).job.state == "failed"
+
+
+def test_a_cancelled_job_is_retried_without_its_delay() -> None:
+    world = World()
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
+    bob.volunteer("resize")
+    ann.submit("resize", b"photo", delay_ms=3_600_000)
+    cancel(ann, 1)
+    assert bob.leases == []
+    assert isinstance(retry(ann, 1), j.RetryReply)
+    assert bob.payloads == [b"photo"]
+
+
+def test_jobs_that_cannot_be_retried() -> None:
+    world = World()
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
+    ann.submit("resize", b"x")
+    for number, text in ((1, "job 1 is waiting"), (9, "")):
+        error = retry(ann, number)
+        assert isinstance(error, c.Error)
+        assert error.code == Code.NO_SUCH_JOB
+        assert text in error.text
+    bob.volunteer("resize")
+    world.pass_s(1)
+    bob.finish(*bob.leases)
+    error = retry(ann, 1)
+    assert isinstance(error, c.Error)
+    assert "job 1 is done: only a failed or cancelled job can be retried" in error.text
+    error = retry(ann, 1, key="ä" * 40)
+    assert isinstance(error, c.Error)
+    assert error.code == Code.MALFORMED
+
+
+def test_which_clients_may_retry() -> None:
+    world = guarded()
+    ann, bob, eve, root = (hand(world, name) for name in ("ann", "bob", "eve", "root"))
+    ann.submit("resize", b"1")
+    cancel(ann, 1)
+    codes = [getattr(retry(one, 1), "code", 0) for one in (bob, eve, root, ann)]
+    assert codes == [Code.NO_SUCH_JOB, Code.NOT_ALLOWED, Code.NOT_ALLOWED, 0]
+
+
+def test_a_retry_is_answered_when_it_is_safe() -> None:
+    world = DurableWorld()
+    ann = JobClient.of(world, "ann")
+    ann.submit("resize", b"x")
+    cancel(ann, 1)
+    world.hold()
+    ann.peer.say(j.RetryJob(request=70, job=1, key="again"))
+    world.run()
+    assert ann.peer.all(j.RetryReply) == []
+    world.commit()
+    assert ann.peer.last(j.RetryReply) == j.RetryReply(request=70, job=2)
+    world.hold()
+    ann.peer.say(j.RetryJob(request=71, job=1, key="and again"))
+    world.run()
+    world.fail()
+    assert ann.peer.last(c.Error).code == Code.STORAGE
+    assert listed(ann) == [2, 1]
+
+
 # -- lists ------------------------------------------------------------------------------------------------------------
 
 

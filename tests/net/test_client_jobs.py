@@ -221,6 +221,27 @@ def test_a_job_can_be_cancelled() -> None:
     run(test)
 
 
+def test_a_cancelled_job_is_retried_also_after_a_restart(tmp_path: Path) -> None:
+    async def test() -> None:
+        started = Service(replace(configuration(), data=tmp_path / "data"))
+        await started.start()
+        async with connect(started.urls[0], name="chief") as client:
+            job = await client.submit("work", "photo")
+            with pytest.raises(JobError, match="job 1 is waiting: only a failed or cancelled job can be retried"):
+                await client.retry_job(job.number)
+            await job.cancel()
+            again = await restarted(started)
+            retried = await client.retry_job(job.number, timeout_s=60.0)
+            assert (retried.number, retried.state) == (2, "waiting")
+            async with at_work(worker(again, work=echo)):
+                assert (await retried.results())[0].payload == b"photo"
+            with pytest.raises(JobError):
+                await client.retry_job(4711)
+        await again.stop()
+
+    run(test)
+
+
 def test_a_deadline_ends_a_job() -> None:
     async def test() -> None:
         async with service() as broker, connect(broker.urls[0]) as client:

@@ -340,6 +340,7 @@ async def _flush(client: AsyncClient) -> None:
         (lambda client: client.jobs(timeout_s=0.05), "did not answer"),
         (lambda client: client.job_info(1, timeout_s=0.05), "did not answer"),
         (lambda client: client.cancel_job(1, timeout_s=0.05), "did not answer"),
+        (lambda client: client.retry_job(1, timeout_s=0.05), "did not answer"),
         (lambda client: client.topics(timeout_s=0.05), "the broker at 127.0.0.1 port .* did not answer within 0.05 s"),
         (lambda client: client.create_topic("a", timeout_s=0.05), "did not answer"),
         (lambda client: client.clients(timeout_s=0.05), "did not answer"),

@@ -99,6 +99,7 @@ calls = {
     "jobs": client.jobs,
     "job_info": lambda: client.job_info(1),
     "cancel_job": lambda: client.cancel_job(1),
+    "retry_job": lambda: client.retry_job(1),
     "topics": client.topics,
     "create_topic": lambda: client.create_topic("new"),
     "clients": client.clients,

@@ -643,6 +643,7 @@ def test_looking_after_jobs() -> None:
         another = client.submit("count").number
         client.cancel_job(another, "this too")
         assert [info.job for info in client.jobs(limit=1)] == [another]
+        assert client.retry_job(another).number > another
         with pytest.raises(JobError):
             client.job(4711)
         with pytest.raises(UsageError, match="workers"):

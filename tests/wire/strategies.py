@@ -291,6 +291,8 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     j.WatchReply: st.builds(j.WatchReply, request=u(32), unknown=st.lists(counts, max_size=3)),
     j.UnwatchJobs: st.builds(j.UnwatchJobs, request=u(32), jobs=numbers_of_jobs),
     j.CancelJob: st.builds(j.CancelJob, request=u(32), job=counts, reason=texts),
+    j.RetryJob: st.builds(j.RetryJob, request=u(32), job=counts, key=st.text("key", min_size=1, max_size=8)),
+    j.RetryReply: st.builds(j.RetryReply, request=u(32), job=counts),
     j.ListJobs: st.builds(
         j.ListJobs,
         request=u(32),

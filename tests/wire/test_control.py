@@ -44,7 +44,7 @@ KINDS = {
     "commit", "kicked", "feed", "labels", "gap", "create", "topics", "topic_list", "clients", "client_list", "kick",
     "delete", "cursors", "cursor_list", "workers", "worker_list",
     "work", "volunteer", "volunteered", "watch", "watched", "unwatch", "cancel", "jobs", "job_list", "job", "job_shown",
-    "ping", "pong", "done", "error",
+    "retry", "retried", "ping", "pong", "done", "error",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from godwit.errors import DecodeError
 from godwit.limits import (
     MAX_CAPACITY,
     MAX_CONTROL_RECORD_BYTES,
+    MAX_JOB_KEY_BYTES,
     MAX_KIND_BYTES,
     MAX_KINDS,
     MAX_WATCHED_AT_ONCE,
@@ -33,6 +34,7 @@ def test_the_largest_of_everything_fits_a_control_message() -> None:
         j.WatchReply(request=2**32 - 1, unknown=[HIGHEST] * MAX_WATCHED_AT_ONCE),
         j.UnwatchJobs(request=2**32 - 1, jobs=[HIGHEST] * MAX_WATCHED_AT_ONCE),
         j.CancelJob(request=2**32 - 1, job=HIGHEST, reason="r" * 1024),
+        j.RetryJob(request=2**32 - 1, job=HIGHEST, key="k" * MAX_JOB_KEY_BYTES),
     ]
     for request in requests:
         data = encode_control(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import sys
@@ -77,7 +78,10 @@ def broker(
         bool, typer.Option("--quiet", "-q", help="Print no lines about single clients: only addresses and warnings.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print the log of the library on stderr, as GODWIT_LOG=debug.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print every event with its fields, and the log of the library, on stderr."
+        ),
     ] = False,
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM. Clients are notified on shutdown and reconnect when the broker is back.
@@ -94,8 +98,8 @@ def broker(
         raise UsageError(f"unknown log format {log_format}; choose text or json")
     if quiet and verbose:
         raise UsageError("--quiet and --verbose exclude each other: give one of them")
-    if verbose:
-        configure_logging({VARIABLE: "debug"})
+    if verbose and configure_logging({} if os.environ.get(VARIABLE) else {VARIABLE: "debug"}) is None:
+        logging.getLogger("godwit").setLevel(logging.DEBUG)  # GODWIT_LOG has added a handler already
 
     def load() -> Configuration:
         return with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)

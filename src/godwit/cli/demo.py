@@ -34,20 +34,21 @@ def demo(
     report: Annotated[
         Path, typer.Option("--report", metavar="FILE", readable=False, help="Path of the report at the end.")
     ] = Path("godwit-demo.html"),
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not run Spark and do not make a report.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Make no report, and do not run Spark.")] = False,
 ) -> None:
     """Watch messages and jobs survive a bad network, and become a report.
 
     Simulated rooms publish their temperatures to a broker, and a subscriber receives them: real processes and UDP
     sockets, with a relay between them that loses, damages, repeats and reorders datagrams and assigns another address
     to every client half-way. The subscriber checks every message. Two workers do jobs meanwhile, until one of them is
-    killed. At the end Spark makes tables of the logged messages, and a report of the tables, if Java is installed. The
-    exit code is 0 if all messages arrived once and in order and all jobs were done, else 1.
+    killed. At the end there is a report of the run, with tables that Spark makes of the logged messages if Java is
+    installed. The exit code is 0 if all messages arrived once and in order and all jobs were done, else 1.
     """
     from rich.console import Console
 
     from godwit.cli.demo_run import Demo, DemoSettings
-    from godwit.cli.demo_view import LiveView, PlainView
+    from godwit.cli.demo_view import LiveView, PlainView, write_demo_report
+    from godwit.cli.new_file import check_free
     from godwit.net import loop
 
     console = Console()
@@ -55,10 +56,12 @@ def demo(
     settings = DemoSettings(
         seconds if is_bounded else None, loss, rate, seed, report if is_bounded and not no_report else None
     )
+    if settings.report is not None:
+        check_free(settings.report, force=True)  # before the demo, not after it
     live = console.is_terminal and not console.is_dumb_terminal
     view: DemoView = LiveView(console, settings) if live else PlainView(console, settings)
     try:
-        snapshot = loop.run(Demo(settings, view.show).run())
+        snapshot = loop.run(Demo(settings, view.show, write_demo_report).run())
     except KeyboardInterrupt:
         view.close()
         typer.echo("interrupted", err=True)

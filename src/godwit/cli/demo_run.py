@@ -20,11 +20,11 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -60,11 +60,14 @@ BURST_MEAN_PACKETS: Final = 2.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 2.0
 SHOW_S: Final = 0.1
+SAMPLE_S: Final = 0.25
+"""Time between two samples of the counters, for the report."""
 RECENT_S: Final = 1.5
 MOVE_EVERY_S: Final = 15.0
 """Time between two changes of all addresses if the demo runs for ever; otherwise they change once, half-way."""
 END_TIMEOUT_S: Final = 30.0
 
+Result = TypeVar("Result")
 Phase: TypeAlias = Literal["starting", "sending", "arriving", "late subscriber", "tables", "done"]
 
 
@@ -93,6 +96,18 @@ class DemoSettings(msgspec.Struct, frozen=True):
         )
 
 
+class DemoSample(msgspec.Struct, frozen=True):
+    """Counters at one moment, for the course of the demo in the report."""
+
+    at_s: float
+    received: int
+    """Messages that arrived."""
+    faults: int
+    """Datagrams that were lost or damaged."""
+    tasks: Mapping[str, int]
+    """Finished tasks by name of the worker."""
+
+
 class DemoSnapshot(msgspec.Struct, frozen=True):
     """The state of the demo at one moment, for display."""
 
@@ -111,6 +126,15 @@ class DemoSnapshot(msgspec.Struct, frozen=True):
     """Name of the worker that was killed."""
     pipeline: PipelineReport | None
     """Result of the pipeline, if it ran."""
+    killed_at_s: float | None = None
+    replaced_at_s: float | None = None
+    """When the first task of the killed worker was taken over."""
+    sent_at_s: float | None = None
+    """When sending ended."""
+    arrived_at_s: float | None = None
+    """When the last message had arrived."""
+    samples: Sequence[DemoSample] = ()
+    """The course of the demo, if it makes a report."""
 
     def problems(self) -> list[str]:
         """Return the faults of the arrived messages and of the jobs; an empty list if there are none."""
@@ -130,14 +154,26 @@ class _Children(NamedTuple):
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, settings: DemoSettings, show: Callable[[DemoSnapshot], None]) -> None:
+    def __init__(
+        self,
+        settings: DemoSettings,
+        show: Callable[[DemoSnapshot], None],
+        write_report: Callable[[DemoSnapshot, Path, Path | None], None] | None = None,
+    ) -> None:
+        """`write_report` gets a snapshot, the path of the report and the folder of the lake or None."""
         self._settings = settings
         self._show = show
+        self._write_report = write_report
         self._links: list[tuple[Direction, ImpairedLink]] = []
         self._rooms = RoomsReport()
         self._seen = SubscriberReport()
         self._work = WorkReport()
         self._killed: str | None = None
+        self._killed_at_s: float | None = None
+        self._replaced_at_s: float | None = None
+        self._sent_at_s: float | None = None
+        self._arrived_at_s: float | None = None
+        self._samples: list[DemoSample] = []
         self._pipeline: PipelineReport | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._moved_at_s: list[float] = []
@@ -193,36 +229,53 @@ class Demo:
             now = time.monotonic()
             if self._phase == "sending":
                 self._move_when_due(relay, now)
-                self._kill_when_due(children.workers)
+                self._kill_when_due(children.workers, now)
                 if self._is_over(now):
                     self._phase = "arriving"
+                    self._sent_at_s = now - self._began
                     give_up_at = now + END_TIMEOUT_S
                     for child in (children.rooms, children.controller):
                         child.send("finish")
             elif self._phase == "arriving" and self._has_arrived():
                 self._phase = "late subscriber"
+                self._arrived_at_s = now - self._began
                 children.subscriber.send("late")
             if self._phase != "sending" and now > give_up_at:
                 return  # the snapshot's problems name the missing messages
             children.broker.receive()
             self._receive(children)
+            self._sample_when_due(now)
             if now - self._shown_at >= SHOW_S:
                 self._shown_at = now
                 self._show(self._snapshot(now))
             await asyncio.sleep(TICK_S)
 
     async def _run_pipeline(self, archive: str, lake: Path, report: Path) -> None:
-        """Make tables and a report of the logged messages, or explain why that is not possible."""
+        """Make tables and a report of the logged messages. Without tables the report tells why there are none."""
         self._phase = "tables"
-        if why := missing_requirement():
-            self._pipeline = PipelineReport(True, f"No report: {why}.")
-            return
-        running = asyncio.create_task(run_pipeline(archive, lake, report))
+        why = missing_requirement()
+        failure = None
+        if why is None:
+            failure = await self._shown(run_pipeline(archive, lake))
+        problem = why or failure
+        self._pipeline = PipelineReport(failure is None, f"It has no tables: {problem}.") if problem else None
+        if self._write_report is not None:
+            snapshot = self._snapshot(time.monotonic())
+            write = asyncio.to_thread(self._write_report, snapshot, report, None if problem else lake)
+            await self._shown(write)
+        sentence = f"The report is {report}: open it in a browser."
+        if problem:
+            sentence += f" It has no tables: {problem}."
+        self._pipeline = PipelineReport(failure is None, sentence)
+
+    async def _shown(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Show the state of the demo until the work is done. Return its result."""
+        running = asyncio.create_task(work)
         try:
             while not running.done():
                 self._show(self._snapshot(time.monotonic()))
                 await asyncio.sleep(SHOW_S)
-            self._pipeline = running.result()
+            return running.result()
         finally:
             running.cancel()
 
@@ -246,11 +299,22 @@ class Demo:
             relay.rebind()
             self._moved_at_s.append(elapsed_s)
 
-    def _kill_when_due(self, workers: Mapping[str, Child]) -> None:
+    def _kill_when_due(self, workers: Mapping[str, Child], now: float) -> None:
         """Kill one worker with the first change of addresses. The other worker takes its tasks over."""
         if self._killed is None and self._moved_at_s:
             self._killed = WORKERS[0]
+            self._killed_at_s = now - self._began
             workers[self._killed].kill()
+
+    def _sample_when_due(self, now: float) -> None:
+        """Store the counters, several times a second, and the time at which a task was taken over."""
+        if self._replaced_at_s is None and self._work.replaced:
+            self._replaced_at_s = now - self._began
+        if self._settings.report is None or now - self._began < len(self._samples) * SAMPLE_S:
+            return
+        faults = sum(link.counters[name] for _, link in self._links for name in ("lost", "queue_full", "corrupted"))
+        sample = DemoSample(now - self._began, self._seen.received, faults, dict(self._work.by_worker))
+        self._samples.append(sample)
 
     def _receive(self, children: _Children) -> None:
         for self._rooms in children.rooms.receive():
@@ -292,6 +356,11 @@ class Demo:
             work=self._work,
             killed=self._killed,
             pipeline=self._pipeline,
+            killed_at_s=self._killed_at_s,
+            replaced_at_s=self._replaced_at_s,
+            sent_at_s=self._sent_at_s,
+            arrived_at_s=self._arrived_at_s,
+            samples=self._samples,
         )
 
     @contextmanager
@@ -412,7 +481,7 @@ class PipelineReport(msgspec.Struct, frozen=True):
 
     is_good: bool
     sentence: str
-    """Path of the report, or the reason why none was made."""
+    """Path of the report, and the reason why it has no tables, if there is one."""
 
 
 def missing_requirement() -> str | None:
@@ -427,26 +496,18 @@ def missing_requirement() -> str | None:
     return None if java.find_java(os.environ) else java.missing_text(os.getuid())
 
 
-async def run_pipeline(archive: str, lake: Path, report: Path) -> PipelineReport:
-    """Write everything in the archive to a lake and make the report.
+async def run_pipeline(archive: str, lake: Path) -> str | None:
+    """Write everything in the archive to a lake. Return why that failed, or None.
 
-    Each step is a process that runs `godwit pipeline`, because Spark needs Java and some time.
+    It is a process that runs `godwit pipeline`, because Spark needs Java and some time.
     """
+    command = ["pipeline", "run", "--once", "--archive", archive, "--lake", str(lake)]
     try:
         async with asyncio.timeout(PIPELINE_TIMEOUT_S):
-            for command in (
-                ["pipeline", "run", "--once", "--archive", archive, "--lake", str(lake)],
-                ["pipeline", "report", "--lake", str(lake), "--output", str(report), "--force"],
-            ):
-                failure = await _failure(command)
-                if failure is not None:
-                    return PipelineReport(False, f"the pipeline failed: {failure}")
+            failure = await _failure(command)
     except TimeoutError:
-        return PipelineReport(
-            False, f"the pipeline was not done after {PIPELINE_TIMEOUT_S:g} s: try again with a lower --rate"
-        )
-    sentence = f"The report is {report}: open it in a browser. (The rooms' clocks run fast, starting a week ago.)"
-    return PipelineReport(True, sentence)
+        return f"the pipeline was not done after {PIPELINE_TIMEOUT_S:g} s: try again with a lower --rate"
+    return None if failure is None else f"the pipeline failed: {failure}"
 
 
 async def _failure(command: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The display of `godwit demo`: live on a terminal, plain lines elsewhere, and the summary at the end.
+"""The display of `godwit demo`: live on a terminal, plain lines elsewhere, the summary at the end, and the report.
 
 The live display runs in the process of the network. It consists of plain lines of text, because a frame made of tables
 takes ten times as long (9 ms), during which no datagram passes.
@@ -6,18 +6,25 @@ takes ten times as long (9 ms), during which no datagram passes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from godwit.cli.demo_processes import LATE_S
-from godwit.cli.demo_run import DELAY_S, LINE_BITS_PER_S, DemoSettings, DemoSnapshot
+from godwit.cli.demo_processes import DELAYS_MS, LATE_S, LEASE_S, WORKERS
+from godwit.cli.demo_run import DELAY_S, LINE_BITS_PER_S, SAMPLE_S, DemoSettings, DemoSnapshot
 from godwit.cli.house import ROOMS
+from godwit.cli.new_file import new_file
 from godwit.cli.text import hanging
 from godwit.net.relay import Direction
+
+if TYPE_CHECKING:
+    from godwit.pipeline.report.markup import ReportStory
 
 LINE_EVERY_S: Final = 2.0
 FRAME_EVERY_S: Final = 0.2
@@ -27,6 +34,9 @@ BAR_WIDTH: Final = 40
 SPARK_WIDTH: Final = 36
 SPARK_EVERY_S: Final = 0.5
 SPARKS: Final = "▁▂▃▄▅▆▇█"
+BADGE_SHARE: Final = 0.05
+"""Width of a badge, as a share of the width of the course on a narrow screen."""
+MADE_BY: Final = "Made by <b>godwit demo</b>."
 
 FAULTS: Final[Mapping[str, str]] = {
     "offered": "datagrams",
@@ -208,10 +218,15 @@ def spark(values: Sequence[float]) -> str:
 def faults(snapshot: DemoSnapshot) -> list[Text]:
     """Return the counters of the network, by direction."""
     lines = [Text(f"{'the network':24}{'to the broker':>14}{'from the broker':>18}", style="dim")]
-    for name, text in FAULTS.items():
-        one, other = (snapshot.network[way][name] if way in snapshot.network else 0 for way in DIRECTIONS)
+    for text, (one, other) in fault_counts(snapshot).items():
         lines.append(Text(f"{text:24}{one:14,}{other:18,}"))
     return lines
+
+
+def fault_counts(snapshot: DemoSnapshot) -> dict[str, tuple[int, int]]:
+    """Return the counters of the network to the broker and from it, by title."""
+    there, back = (snapshot.network.get(way, Counter()) for way in DIRECTIONS)
+    return {text: (there[name], back[name]) for name, text in FAULTS.items()}
 
 
 def _messages(snapshot: DemoSnapshot) -> list[Text]:
@@ -250,8 +265,16 @@ def _delays(snapshot: DemoSnapshot) -> str:
 
 def summary(snapshot: DemoSnapshot) -> list[Text]:
     """Return the lines of the summary, without the verdict."""
+    lines = [
+        Text(line) for name, text in facts(snapshot).items() for line in hanging(name, text, title_width=FACTS_WIDTH)
+    ]
+    return [Text(), *faults(snapshot), Text(), Text("the messages", style="dim"), *lines, Text()]
+
+
+def facts(snapshot: DemoSnapshot) -> dict[str, str]:
+    """Return the results by title. The terminal and the report show the same."""
     rooms, seen = snapshot.rooms, snapshot.seen
-    facts = {
+    return {
         "published": f"{rooms.sent:,} messages by {len(rooms.rooms)} clients, all confirmed by the broker",
         "received": f"{seen.received:,} messages, {seen.received_bytes / 1e6:.1f} MB, their numbers and the SHA-256 "
         "of each room checked",
@@ -263,14 +286,6 @@ def summary(snapshot: DemoSnapshot) -> list[Text]:
         "jobs": f"{_work(snapshot)}; every result checked",
         "retained": f"{len(seen.retained)} of {len(rooms.rooms)} last temperatures, for a late subscriber",
     }
-    return [
-        Text(),
-        *faults(snapshot),
-        Text(),
-        Text("the messages", style="dim"),
-        *(Text(line) for name, text in facts.items() for line in hanging(name, text, title_width=FACTS_WIDTH)),
-        Text(),
-    ]
 
 
 def verdict(snapshot: DemoSnapshot) -> tuple[bool, str]:
@@ -281,3 +296,195 @@ def verdict(snapshot: DemoSnapshot) -> tuple[bool, str]:
     if problems:
         return False, f"FAILED: {'; '.join(problems)}."
     return True, f"Every one of {snapshot.rooms.sent:,} messages arrived once and in order."
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+class CourseEvent(NamedTuple):
+    """An event in the course of the demo. The text is HTML."""
+
+    at_s: float
+    text: str
+
+
+def write_demo_report(snapshot: DemoSnapshot, path: Path, lake: Path | None) -> None:
+    """Write the report: the story of the demo, then the tables of the lake, if there is one.
+
+    Raises:
+        GodwitError: Writing the file failed.
+    """
+    from godwit.pipeline.report.markup import navigation, nothing, page, safe
+
+    story = demo_story(snapshot)
+    with new_file(path, force=True) as part:
+        if lake is not None:
+            from godwit.pipeline.lake import Lake
+            from godwit.pipeline.report.page import write_report
+
+            write_report(Lake(str(lake)), part, story)
+            return
+        why = snapshot.pipeline.sentence if snapshot.pipeline is not None else ""
+        lines = story.lead + navigation(story.links)
+        part.write_text(page(story.title, lines, story.body + nothing(safe(why, 400)), MADE_BY), encoding="utf-8")
+
+
+def demo_story(snapshot: DemoSnapshot) -> ReportStory:
+    """Return the story of the demo: the faults of the network beside the result, the course, and the delays."""
+    from godwit.pipeline.report.markup import ReportStory, duration, safe
+
+    good, text = verdict(snapshot)
+    settings = snapshot.settings
+    offered, damaged = fault(snapshot, "offered"), fault(snapshot, "corrupted")
+    share = f"{100 * lost(snapshot) / offered:.1f} %" if offered else "none"
+    lead = (
+        f'<p class="soft">{len(snapshot.rooms.rooms)} rooms published their temperatures to a broker and a subscriber '
+        f"received them, over a network that lost {lost(snapshot):,} of {offered:,} datagrams ({share}), damaged "
+        f"{damaged:,}, repeated {fault(snapshot, 'duplicated'):,} and let others overtake "
+        f"{fault(snapshot, 'reordered'):,}. All clients got other addresses, and a worker was killed.</p>"
+    )
+    ahead_s = settings.rate * (settings.seconds or 0.0)
+    clocks = (
+        "The clocks of the rooms run fast, so that the readings are many enough to be tables: they began a week ago, "
+        f"each reading is one second after the one before, and a room sends {settings.rate:,.0f} of them per second. "
+        f"So {settings.seconds or 0:g} s of the demo are about {duration(ahead_s)} of readings. Readings and alarms "
+        "are at these times; the other sections have the time of receipt, by the clock of the broker."
+    )
+    return ReportStory(
+        title=safe(text, 300) if good else f'<span class="bad">{safe(text, 300)}</span>',
+        lead=lead,
+        body=_result(snapshot) + _course(snapshot) + _delay_section(snapshot),
+        links=(("result", "Result"), ("course", "Course"), ("delays", "Delays")),
+        clocks=clocks,
+    )
+
+
+def _result(snapshot: DemoSnapshot) -> str:
+    """Return the faults of the network, and beside them the result."""
+    from godwit.pipeline.report.markup import safe, table, whole
+
+    network = [
+        f'<tr><th scope="row">{safe(name)}</th><td class="number">{whole(one)}</td>'
+        f'<td class="number">{whole(other)}</td></tr>'
+        for name, (one, other) in fault_counts(snapshot).items()
+    ]
+    heads = (("", ""), ("to the broker", "number"), ("from the broker", "number"))
+    look = (
+        "Look at the lost and damaged datagrams, and on the other side at the lost messages. A relay between the "
+        f"clients and the broker did this to real UDP datagrams, by chance, from the seed {snapshot.settings.seed}."
+    )
+    results = [
+        f'<tr><th scope="row">{safe(name)}</th><td>{safe(text, 200)}</td></tr>'
+        for name, text in facts(snapshot).items()
+    ]
+    return (
+        f'<div class="pair"><div class="panel"><h2>The network</h2>{table(heads, network, is_panel=False)}'
+        f'<p class="soft">{look}</p></div><div class="panel"><h2 id="result">The result</h2>'
+        f"{table((), results, is_panel=False)}</div></div>"
+    )
+
+
+def course_events(snapshot: DemoSnapshot) -> list[CourseEvent]:
+    """Return the events of the demo in their order."""
+    from godwit.pipeline.report.markup import several
+
+    work = snapshot.work
+    events = [
+        CourseEvent(at_s, "The network assigns another address to every client. The connections continue.")
+        for at_s in snapshot.moved_at_s
+    ]
+    if snapshot.killed_at_s is not None:
+        events.append(CourseEvent(snapshot.killed_at_s, f"The worker {snapshot.killed} is killed during its work."))
+    if snapshot.replaced_at_s is not None:
+        others = " and ".join(name for name in WORKERS if name != snapshot.killed)
+        events.append(
+            CourseEvent(
+                snapshot.replaced_at_s,
+                f"The broker has had no report of {snapshot.killed} for {LEASE_S:g} s: {others} takes over "
+                f"{several(work.replaced, 'task')}.",
+            )
+        )
+    if snapshot.sent_at_s is not None:
+        events.append(CourseEvent(snapshot.sent_at_s, "The rooms send their last messages."))
+    if snapshot.arrived_at_s is not None:
+        events.append(
+            CourseEvent(snapshot.arrived_at_s, "The last message has arrived, and the last job has been done.")
+        )
+    return sorted(events, key=lambda event: event.at_s)
+
+
+def _course(snapshot: DemoSnapshot) -> str:
+    """Return messages, faults and finished tasks over time, with the events."""
+    from godwit.pipeline.report.markup import count_strip, nothing, section, several
+
+    events = course_events(snapshot)
+    samples = snapshot.samples
+    lead = "Look at the rows behind the red marks: do messages and jobs continue?"
+    if len(samples) < 2:
+        return section("course", "The course of the demo", lead, nothing("No samples were taken."))
+    end_s = max(samples[-1].at_s, *(event.at_s for event in events), 0.001)
+    shares = [event.at_s / end_s for event in events]
+
+    def row(name: str, style: str, counts: Sequence[int], fact: str) -> str:
+        steps = [0] * round(end_s / SAMPLE_S + 1)
+        for (before, after), sample in zip(pairwise(counts), samples, strict=False):
+            steps[min(int(sample.at_s / SAMPLE_S), len(steps) - 1)] += max(after - before, 0)
+        return _row(name, f"<div>{count_strip(steps, name, style, shares)}</div>", fact)
+
+    damaged = lost(snapshot) + fault(snapshot, "corrupted")
+    received = several(snapshot.seen.received, "message")
+    rows = [
+        row("messages that arrived", "activity", [one.received for one in samples], received),
+        row("datagrams lost or damaged", "faulty", [one.faults for one in samples], several(damaged, "datagram")),
+    ]
+    for worker, finished in sorted(snapshot.work.by_worker.items()):
+        name = f"tasks of {worker}{', killed' if worker == snapshot.killed else ''}"
+        counts = [one.tasks.get(worker, 0) for one in samples]
+        rows.append(row(name, "working", counts, several(finished, "task")))
+    badges = "".join(
+        f'<b style="left:clamp(10px,{100 * share:.2f}%,100% - 10px)">{names}</b>' for names, share in _badges(shares)
+    )
+    items = "".join(
+        f"<li><b>{number}. {event.at_s:.1f} s</b><span>{event.text}</span></li>"
+        for number, event in enumerate(events, 1)
+    )
+    ends = f'<div class="ends"><span>0 s</span><span>{end_s:.1f} s</span></div>'
+    marks = _row("", f'<div class="marks">{badges}</div>', "")
+    axis = _row("", f"<div>{ends}</div>", "")
+    content = f'<div class="panel course">{marks}{"".join(rows)}{axis}</div><ol class="events">{items}</ol>'
+    return section("course", "The course of the demo", lead, content)
+
+
+def _badges(shares: Sequence[float]) -> list[tuple[str, float]]:
+    """Return the numbers of the events with their places. Events at almost the same time share a badge."""
+    groups: list[list[int]] = []
+    for number, share in enumerate(shares):
+        if groups and share - shares[groups[-1][0]] < BADGE_SHARE:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return [(", ".join(str(number + 1) for number in group), shares[group[0]]) for group in groups]
+
+
+def _row(name: str, content: str, fact: str) -> str:
+    return f'<div class="row"><div class="name">{name}</div>{content}<div class="fact">{fact}</div></div>'
+
+
+def _delay_section(snapshot: DemoSnapshot) -> str:
+    """Return the histogram of the delays."""
+    from godwit.pipeline.report.markup import section, several
+
+    delays = snapshot.seen.delays
+    total = sum(delays.counts) or 1
+    lead = (
+        f"Look at the length of the tail: {_delays(snapshot)}. A message needs {milliseconds(2 * DELAY_S)} through the "
+        "network and the broker; one that is behind a lost datagram waits for the retransmission. Delays are from the "
+        "publisher's call to the subscriber's, by the clock of this machine."
+    )
+    rows = []
+    used = [place for place, number in enumerate(delays.counts) if number] or [0]
+    names = [*(f"up to {bound_ms:,} ms" for bound_ms in DELAYS_MS), f"more than {DELAYS_MS[-1]:,} ms"]
+    for name, number in list(zip(names, delays.counts, strict=True))[used[0] : used[-1] + 1]:
+        bar = f'<div class="bar"><i style="width:{100 * number / total:.2f}%"></i></div>' if number else "<div></div>"
+        rows.append(_row(name, bar, several(number, "message")))
+    return section("delays", "Delays", lead, f'<div class="panel histogram">{"".join(rows)}</div>')

@@ -300,6 +300,69 @@ async def _cancel(client: AsyncClient, numbers: Sequence[int], kind: str | None,
     return cancelled
 
 
+@app.command("retry", epilog="Example: godwit job retry 7 --wait")
+def retry(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers of the jobs.", show_default=False)
+    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Retry all failed jobs of this kind.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Show progress and print the results; for one job.")
+    ] = False,
+    output: ResultsOption = None,
+    as_json: UpdatesOption = False,
+    quiet: QuietOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: ControllerOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: WaitingTimeoutOption = None,
+) -> None:
+    """Submit jobs that failed or were cancelled once more, with their payloads and options, as new jobs.
+
+    The number of each new job is printed once the broker has stored it. The broker knows ended jobs for an hour, unless
+    its configuration differs.
+    """
+    from godwit.broker.topics import check_kind
+    from godwit.cli.tables import show_objects
+
+    if bool(jobs) == (kind is not None):
+        raise UsageError("give the numbers of the jobs, or --kind KIND")
+    if kind is not None:
+        check_kind(kind)
+    numbers = [parse_job(job) for job in jobs or ()]
+    wait = wait or output is not None
+    if wait and len(numbers) != 1:
+        raise UsageError("--wait and --output follow one job: give one number")
+    timeout_s = timeout if timeout is not None or wait else REQUEST_TIMEOUT_S
+    target = Target.of(broker, name, secret_file, timeout_s, arq)
+    if wait:
+        run(_retry_and_follow(target, numbers[0], as_json=as_json, quiet=quiet, output=output))
+        return
+    retried = ask(target, lambda client: _retry(client, numbers, kind))
+    if as_json:
+        show_objects([{"job": after, "retry_of": before} for before, after in retried])
+        return
+    for before, after in retried:
+        typer.echo(str(after) if quiet else f"job {after} retries job {before}")
+    if not retried and not quiet:
+        typer.echo(f"no job of the kind {safe(kind or '')} has failed", err=True)
+
+
+async def _retry(client: AsyncClient, numbers: Sequence[int], kind: str | None) -> list[tuple[int, int]]:
+    """Retry these jobs, or all failed jobs of a kind. Return the number of each job and of the one that retries it."""
+    if kind is not None:
+        numbers = [info.job for info in reversed(await client.jobs(kind=kind, states=("failed",)))]
+    return [(number, (await client.retry_job(number)).number) for number in numbers]
+
+
+async def _retry_and_follow(target: Target, number: int, *, as_json: bool, quiet: bool, output: Path | None) -> None:
+    from godwit.cli.job_view import follow
+
+    async with connected(target) as client:
+        await follow(await client.retry_job(number), as_json=as_json, quiet=quiet, folder=output)
+
+
 @app.command("watch", epilog="Example: godwit job watch 7")
 def watch(
     job: JobArgument,

@@ -87,7 +87,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 """The module of each command."""
 
 CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "job": ("submit", "list", "show", "results", "cancel", "watch"),
+    "job": ("submit", "list", "show", "results", "cancel", "retry", "watch"),
     "topics": ("list", "show", "create", "delete"),
     "bench": ("pub", "sub", "latency"),
     **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
@@ -264,7 +264,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="godwit",
         cls=RootGroup,
-        add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help: rich takes 0.1 s to import, and takes [words] for markup

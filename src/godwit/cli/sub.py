@@ -28,6 +28,7 @@ from godwit.cli.connection import (
     WillQosOption,
     WillRetainOption,
     WillTopicOption,
+    check_qos,
     check_session_expiry,
     connected,
     guarded,
@@ -56,6 +57,7 @@ MAX_SIZE_DIGITS: Final = 18
 END_POLL_S: Final = 0.1
 """Pause before the broker is asked again whether the end of the log is reached."""
 MAX_WAIT_S: Final = 7 * 86400.0
+MAX_QOS: Final = 2
 
 
 def register(root: typer.Typer) -> None:
@@ -82,6 +84,8 @@ class SubscribePlan:
     exclude: tuple[str, ...] = ()
     retained: bool | None = None
     """True: only messages that were stored for new subscribers. False: only others."""
+    qos: tuple[int, ...] = ()
+    """Highest QoS of each filter; empty: that of the messages."""
 
     def require_count(self, number: int, noun: str) -> None:
         """Raise GodwitError if the command ended with fewer messages or files than --count asks for."""
@@ -94,7 +98,30 @@ class SubscribePlan:
         found = [one for one in messages if self.retained is None or one.retained is self.retained]
         if self.exclude:
             found = [one for one in found if not any(matches(filter, one.topic) for filter in self.exclude)]
+        if self.qos:
+            found = [one if one.qos <= (most := self._qos_of(one)) else _with_qos(one, most) for one in found]
         return found
+
+    def _qos_of(self, message: Message) -> int:
+        """Return the highest QoS of the filters that match a message."""
+        pairs = zip(self.filters, self.qos, strict=True)
+        return max((qos for filter, qos in pairs if matches(filter, message.topic)), default=MAX_QOS)
+
+    def by_session(self) -> list[SubscribePlan]:
+        """Divide the plan into those filters of which the broker stores a position, and those of QoS 0."""
+        if not self.qos:
+            return [self]
+        plans = []
+        for is_stored in (True, False):
+            pairs = [pair for pair in zip(self.filters, self.qos, strict=True) if bool(pair[1]) is is_stored]
+            if pairs:
+                plans.append(replace(self, filters=[one for one, _ in pairs], qos=tuple(qos for _, qos in pairs)))
+        return plans
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the broker stores the position for a client that comes back by its name."""
+        return not self.qos or any(self.qos)
 
 
 def sub(
@@ -146,6 +173,16 @@ def sub(
     no_retained: Annotated[
         bool, typer.Option("--no-retained", "-R", help="Leave out messages retained for new subscribers.")
     ] = False,
+    qos: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--qos",
+            metavar="0|1|2",
+            help="Highest QoS of the messages: once for all filters, or once for each, in their order. With 0 the "
+            "broker stores no position, so a client that comes back misses the messages in between.",
+            show_default="as published",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line instead of `topic: payload`.")
     ] = False,
@@ -205,6 +242,9 @@ def sub(
     if retained_only and (no_retained or start is not None or cursor is not None):
         raise UsageError("--retained-only does not accept --no-retained, --from or --cursor: leave them out")
     start_at, since, back = parse_start(start)
+    limits_of_qos = parse_filter_qos(qos or [], len(filters))
+    if cursor is not None and 0 in limits_of_qos:
+        raise UsageError("--qos 0 stores no position and --cursor does: leave one of them out")
     for filter in exclude or ():
         check_filter(filter)
     target = Target.of(broker, name, secret_file, wait if timeout is None else timeout, arq)
@@ -229,9 +269,19 @@ def sub(
         follows=not (no_follow or retained_only),
         exclude=tuple(exclude or ()),
         retained=True if retained_only else False if no_retained else None,
+        qos=limits_of_qos,
     )
     if save is not None:
-        if cursor is not None or not plan.follows or payload_only or raw or form is not None or exclude or no_retained:
+        if (
+            cursor is not None
+            or qos
+            or not plan.follows
+            or payload_only
+            or raw
+            or form is not None
+            or exclude
+            or no_retained
+        ):
             raise UsageError("--save receives files: of the options for messages it accepts --from, --count and --wait")
         limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
         run(_save(target, plan, save, limits, as_json))
@@ -259,6 +309,26 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None, int | None]:
             "such as 2025-03-01T12:00"
         )
     return (None, position, None) if isinstance(position, datetime) else (position, None, None)
+
+
+def parse_filter_qos(texts: Sequence[str], filters: int) -> tuple[int, ...]:
+    """Return the highest QoS of each filter, or an empty tuple if none is given.
+
+    Raises:
+        UsageError: A text is not a QoS, or their number is neither 1 nor that of the filters.
+    """
+    found = tuple(check_qos(text) for text in texts)
+    if len(found) not in (0, 1, filters):
+        raise UsageError(
+            f"--qos is given {len(found)} times for {counted(filters, 'filter')}: give it once, or once for each filter"
+        )
+    return found * filters if len(found) == 1 else found
+
+
+def _with_qos(message: Message, qos: int) -> Message:
+    import msgspec
+
+    return msgspec.structs.replace(message, qos=qos)
 
 
 def parse_age(text: str) -> timedelta | None:
@@ -292,8 +362,9 @@ async def _print(target: Target, plan: SubscribePlan, lines: MessageFormatter) -
 
     output = Output()
     printed = 0
+    printing = asyncio.Lock()
 
-    async def show(client: AsyncClient) -> None:
+    async def show(client: AsyncClient, plan: SubscribePlan) -> None:
         nonlocal printed
         # `keep`: the subscription ends with the session, so a named client continues when it connects again.
         subscription = client.subscribe(
@@ -302,29 +373,45 @@ async def _print(target: Target, plan: SubscribePlan, lines: MessageFormatter) -
             since=plan.since,
             cursor=plan.cursor,
             on_gap=lambda missed: _report_gap(missed, subscription.replaced),
-            keep=True,
+            keep=plan.is_kept,
         )
         async with subscription as messages:
             position = messages.position
             is_plain = plan.follows and plan.wait_s is None
             async for batch in messages.batches() if is_plain else _batches(client, messages, plan):
                 wanted = plan.select(batch)
-                shown = wanted if plan.count is None else wanted[: plan.count - printed]
-                if shown:
-                    await output.write(lines.render(shown))
+                async with printing:
+                    shown = wanted if plan.count is None else wanted[: plan.count - printed]
+                    if shown:
+                        await output.write(lines.render(shown))
+                    printed += len(shown)
                 # Messages of the batch beyond --count were not printed: they are delivered again the next time.
                 is_whole = len(shown) == len(wanted)
                 position = messages.position if is_whole else position_after(shown, position)
                 if plan.cursor is not None:
                     await messages.commit(position)
-                printed += len(shown)
                 if printed == plan.count:
                     break
             await messages.close(position)
 
+    async def show_all(client: AsyncClient) -> None:
+        """Show all parts of the plan until they end, or until --count is reached."""
+        running = {asyncio.ensure_future(show(client, part)) for part in plan.by_session()}
+        try:
+            while running and printed != plan.count:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()  # raises its exception
+        finally:
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
     async with connected(target) as client:
         try:
-            await guarded(show(client), output.until_closed())
+            parts = plan.by_session()
+            work = show(client, parts[0]) if len(parts) == 1 else show_all(client)
+            await guarded(work, output.until_closed())
         except TopicError as error:
             if error.code != Code.NO_SUCH_TOPIC:
                 raise

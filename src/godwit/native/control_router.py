@@ -79,6 +79,7 @@ class ControlRouter:
             control.ProgressQuery: self._progress,
             jobs.Volunteer: work.volunteer,
             jobs.WatchJobs: lambda peer, session, message, now_us: work.watch(peer, session, message),
+            jobs.RetryJob: lambda peer, session, message, now_us: work.retry(session, message, now_us),
         }
         # These succeed or fail: the reply has nothing else to report.
         self._actions: dict[type[Any], Callable[[NativePeer, Session, Any, int], None]] = {
@@ -126,7 +127,9 @@ class ControlRouter:
             reply = control.Error(code=failure.code, text=failure.text, request=request)
         if reply is None:
             return
-        if isinstance(reply, control.Done | control.Progressed) or (is_cancel and request is not None):
+        if isinstance(reply, control.Done | control.Progressed | jobs.RetryReply) or (
+            is_cancel and request is not None
+        ):
             # It is true once everything that led to it is stored; so is the reply that a job has ended already.
             self._send_when_stored(peer, reply, request)
         elif peer.is_open:

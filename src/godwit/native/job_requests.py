@@ -1,4 +1,4 @@
-"""Control messages about jobs: volunteer, watch, unwatch, cancel, jobs, job, workers; and which clients may see a job.
+"""Control messages about jobs: volunteer, watch, unwatch, cancel, retry, jobs, job, workers; and the right to see jobs.
 
 A job is visible to its controller, to the workers that hold its tasks, and to clients that may subscribe to the events
 of its kind. A worker may not watch a job for that reason alone: it would receive the results of the other workers.
@@ -10,6 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from godwit.broker.catalogue import JOBS, Catalogue
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.lifecycle import require_valid_kind
@@ -20,7 +22,7 @@ from godwit.broker.ports import RequestFailure
 from godwit.broker.session import Session
 from godwit.native.job_notifier import MAX_WATCHED, JobNotifier
 from godwit.native.peer import NativePeer
-from godwit.native.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_peer
+from godwit.native.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_peer, require_short_key
 from godwit.wire import jobs as wire
 from godwit.wire.control_base import Code
 
@@ -126,6 +128,32 @@ class JobRequests:
             raise RequestFailure(Code.NO_SUCH_JOB, f"job {job.number} has ended already, it is {job.state}")
         self._scheduler.cancel(job, request.reason or f"cancelled by {name}", now_us)
         self._activity.mark_dirty()
+
+    def retry(self, session: Session, request: wire.RetryJob, now_us: int) -> wire.RetryReply:
+        """Submit a job that failed or was cancelled once more, as a job of this client with the same options."""
+        name = job_name(session)
+        require_short_key(request.key)
+        known = self._scheduler.find_key(name, request.key)
+        if known is not None:  # a repeated request
+            return wire.RetryReply(request=request.request, job=known.number)
+        job = self._find(session, request.job)
+        access = self._catalogue.settings.access
+        if not access.may(session.name, session.is_proved, "submit", job.kind):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not submit jobs of the kind {job.kind!r}")
+        if job.controller != name and not access.may(session.name, session.is_proved, "kick"):
+            raise RequestFailure(
+                Code.NOT_ALLOWED,
+                f"job {job.number} belongs to {job.controller}: only its controller, or a client that may kick, "
+                "can retry it",
+            )
+        if job.state not in ("failed", "cancelled"):
+            raise RequestFailure(
+                Code.NO_SUCH_JOB, f"job {job.number} is {job.state}: only a failed or cancelled job can be retried"
+            )
+        spec = msgspec.structs.replace(job.spec, key=request.key, size=len(job.payload), delay_ms=0)
+        new = self._scheduler.submit(name, spec, job.payload, now_us)
+        self._activity.mark_dirty()
+        return wire.RetryReply(request=request.request, job=new.number)
 
     def jobs(self, session: Session, request: wire.ListJobs) -> tuple[wire.JobList, int]:
         """Return a page of the visible jobs that match a request, the newest first, and its cost in steps."""

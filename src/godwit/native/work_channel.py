@@ -226,7 +226,7 @@ class WorkReceiver:
                 if (refusal := refusals[kind]) is not None:
                     raise refusal
                 if len(spec.key) * 4 > MAX_JOB_KEY_BYTES:  # a character has at most four bytes
-                    _require_short_key(spec.key)
+                    require_short_key(spec.key)
                 job = scheduler.submit(peer.name, spec, payload, now_us)
             except RequestFailure as failure:
                 if not is_noted:  # one line for a group, however many jobs it has
@@ -335,7 +335,7 @@ class WorkReceiver:
         peer.replies.extend(replies)
 
 
-def _require_short_key(key: str) -> None:
+def require_short_key(key: str) -> None:
     size_bytes = len(key.encode())
     if size_bytes > MAX_JOB_KEY_BYTES:
         raise RequestFailure(

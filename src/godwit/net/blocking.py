@@ -303,6 +303,10 @@ class BlockingClient:
         """Cancel a job and wait until the broker has stored that. See AsyncClient.cancel_job."""
         self._thread.call(self._client.cancel_job(number, reason, timeout_s=timeout_s))
 
+    def retry_job(self, number: int, *, timeout_s: float | None = None) -> BlockingJob:
+        """Submit a failed or cancelled job once more, as a new job. See AsyncClient.retry_job."""
+        return BlockingJob(self._thread, self._thread.call(self._client.retry_job(number, timeout_s=timeout_s)))
+
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def topics(self, filter: str | None = None, *, timeout_s: float | None = None) -> list[TopicInfo]:

@@ -32,7 +32,16 @@ from godwit.net.job_options import JobLike, JobOptions, check_states, checked_sp
 from godwit.net.jobs import AsyncJob
 from godwit.net.loop import TimeLimit, check_timeout, within
 from godwit.net.publisher import AsyncPublisher
-from godwit.net.queries import job_page, list_clients, list_cursors, list_jobs, list_topics, list_workers, show_job
+from godwit.net.queries import (
+    job_page,
+    list_clients,
+    list_cursors,
+    list_jobs,
+    list_topics,
+    list_workers,
+    retry_job,
+    show_job,
+)
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
@@ -438,7 +447,8 @@ class AsyncClient:
         """
         return await self._answered(self._find_job(number), timeout_s)
 
-    async def _find_job(self, number: int) -> AsyncJob:
+    async def _find_job(self, number: int, *, is_retry: bool = False) -> AsyncJob:
+        number = await retry_job(self._runtime, number) if is_retry else number
         info = (await job_page(self._runtime, number, 0)).job
         job = await self._runtime.jobs.watch(number)
         job._describe(info)
@@ -507,6 +517,20 @@ class AsyncClient:
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
         await self._answered(self._runtime.jobs.cancel(number, reason), timeout_s)
+
+    async def retry_job(self, number: int, *, timeout_s: float | None = None) -> AsyncJob:
+        """Submit a failed or cancelled job once more, and return the new job, with the same payload and options.
+
+        Args:
+            number: The number of the job that ended.
+            timeout_s: How long to wait for the broker; None waits for ever. The job may be stored nevertheless.
+
+        Raises:
+            JobError: The broker does not know the job (any more), this client may not see it, or it has not failed.
+            AccessError: This client may not submit jobs of its kind, or the job belongs to another client.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(self._find_job(number, is_retry=True), timeout_s)
 
     # -- queries ------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
-"""Lists that a broker sends in pages: topics, clients, cursors, workers, jobs, and the tasks of a job."""
+"""Lists that a broker sends in pages: topics, clients, cursors, workers, jobs, and the tasks of a job; and retries."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from typing import Final
 
 from godwit.net.job_options import check_number
 from godwit.net.runtime import ClientRuntime
@@ -24,11 +26,16 @@ from godwit.wire.jobs import (
     JobState,
     ListJobs,
     ListWorkers,
+    RetryJob,
+    RetryReply,
     ShowJob,
     TaskInfo,
     WorkerInfo,
     WorkerList,
 )
+
+KEY_BYTES: Final = 12
+"""Random bytes in the key of a retried job."""
 
 
 async def list_topics(runtime: ClientRuntime, filter: str | None) -> list[TopicInfo]:
@@ -130,3 +137,10 @@ async def job_page(runtime: ClientRuntime, number: int, first_task: int) -> JobD
     """Return a job, and its tasks from `first_task` on that fit into one reply."""
     check_number(number)
     return await runtime.request(lambda n: ShowJob(request=n, job=number, first_task=first_task), JobDetails)
+
+
+async def retry_job(runtime: ClientRuntime, number: int) -> int:
+    """Submit a failed or cancelled job once more. Return the number of the new job when the broker has stored it."""
+    check_number(number)
+    key = f"retry-{os.urandom(KEY_BYTES).hex()}"
+    return (await runtime.request(lambda n: RetryJob(request=n, job=number, key=key), RetryReply)).job

@@ -206,6 +206,10 @@ class Service:
             )
             if self._durable is not None:
                 config = replace(config, reset_key=listener_reset_key(self._durable.reset_key, udp.local_address))
+            _logger.debug(
+                "listening on udp://%s: receive buffer of %d bytes, GSO %s, GRO %s",
+                format_address(udp.local_address), udp.receive_buffer_bytes, udp.gso, udp.gro,
+            )  # fmt: skip
             listener = self.server.listen(config)
             side = _SharedListener(listener)
             sides.append(side)
@@ -393,6 +397,8 @@ class Service:
             self._write_notice(notice)
 
     def _write_notice(self, notice: Notice) -> None:
+        # All of them, with their fields: the event lines have a limited rate. %r, because names come from the network.
+        _logger.debug("%s: %r %r", notice.kind, notice.text, notice.fields)
         self._notices.write(notice.kind, notice.text, notice.fields)
 
     def _on_log(self) -> None:

@@ -377,7 +377,8 @@ ControlMessage: TypeAlias = (
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
     | ClientList | DeleteTopic | Cursors | CursorList | Kick | Work | Ping | Pong | Done | Error
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
-    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails | jobs.ListWorkers | jobs.WorkerList
+    | jobs.RetryJob | jobs.RetryReply | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
+    | jobs.ListWorkers | jobs.WorkerList
 )  # fmt: skip
 
 

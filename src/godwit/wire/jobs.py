@@ -158,6 +158,23 @@ class CancelJob(BaseControlMessage, frozen=True, kw_only=True, tag="cancel"):
     reason: Text = ""
 
 
+class RetryJob(BaseControlMessage, frozen=True, kw_only=True, tag="retry"):
+    """Submit a job that failed or was cancelled once more, as a new job of this client."""
+
+    request: Request
+    job: Count
+    key: Key
+    """The key of the new job."""
+
+
+class RetryReply(BaseControlMessage, frozen=True, kw_only=True, tag="retried"):
+    """The reply to RetryJob, once the new job is stored."""
+
+    request: Request
+    job: Count
+    """The number of the new job."""
+
+
 class ListJobs(BaseControlMessage, frozen=True, kw_only=True, tag="jobs"):
     """Request a page of the jobs that this client may see, the newest first."""
 

@@ -129,6 +129,21 @@ def test_the_payload_of_an_ended_job_takes_no_room_once_it_is_stored(monkeypatch
     assert driver.deleted == []
 
 
+def test_the_payload_of_a_job_that_can_be_retried_remains_until_others_need_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_table, "MAX_JOBS_BYTES", 120)
+    driver = SchedulerDriver()
+    job = driver.submit(payload=b"p" * 50)
+    job.is_stored = True
+    driver.scheduler.cancel(job, "", driver.now_us)
+    assert (job.state, job.payload) == ("cancelled", b"p" * 50)
+    driver.submit(payload=b"p" * 60)
+    assert driver.deleted == []
+    driver.submit(payload=b"p" * 20)
+    assert driver.deleted == [1]
+
+
 def test_a_removed_job_does_not_wait_for_the_garbage_collector() -> None:
     driver = SchedulerDriver()
     driver.volunteer("anna")

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from tests.pipeline.report.lakes import LOG, NOON, at, put, window
 
-from godwit.pipeline.datasets import devices, readings, windows
+from godwit.pipeline.datasets import anomalies, devices, readings, traffic, windows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.report import figures
 from godwit.pipeline.report.figures import Totals, greatest_of
-from godwit.pipeline.report.markup import duration, safe, safe_payload, size, ticks, value
-from godwit.pipeline.report.series import MAX_POINTS, MAX_SERIES, read_series
+from godwit.pipeline.report.markup import duration, plot_range, safe, safe_payload, series_plot, size, ticks, value
+from godwit.pipeline.report.series import MAX_POINTS, MAX_SERIES, Point, Series, SeriesSummary, read_series
 
 
 def test_devices_that_fell_silent_come_first(tmp_path: Path) -> None:
@@ -73,6 +73,141 @@ def test_of_very_many_series_the_most_important_are_drawn_and_thinned_out(tmp_pa
     assert (first.at_us, found.step_us) == (int(NOON.timestamp() * 1e6), 3 * 3600 * 10**6)
     assert (first.least, first.greatest) == (-1.0, 3.0)
     assert first.mean == pytest.approx(1.0)
+
+
+NO_ALARMS = figures.AlarmSummary(0, (), {})
+
+
+def reading(topic: str, offset: int, second: float, number: float) -> dict[str, object]:
+    return {
+        "broker": LOG, "offset": offset, "topic": topic, "quantity": "temperature", "event_time": at(second),
+        "value": number, "unit": "°C", "name": "", "received": at(second),
+    }  # fmt: skip
+
+
+def test_a_short_time_is_drawn_with_the_readings_themselves(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    put(lake, windows.SPEC, [window(topic, 0, length, count=25) for topic in ("few", "many") for length in (60, 3600)])
+    put(lake, readings.SPEC, [reading("few", number, float(number), 20.0 + number % 5) for number in range(25)])
+    many = [reading("many", 1000 + number, number / 100, math.sin(number / 100)) for number in range(2500)]
+    put(lake, readings.SPEC, many, batch=1)
+    found = read_series(lake, NO_ALARMS)
+    few, many_series = found.shown
+    assert (found.begin_us, found.count) == (int(NOON.timestamp() * 1e6), 2)
+    assert 20e6 < found.end_us - found.begin_us < 30e6
+    assert [number for _, number in few.dots] == [20.0 + number % 5 for number in range(25)]
+    assert many_series.dots == ()
+    assert len(many_series.points) == 120
+    assert sum(point.count for point in many_series.points) == 2500
+    assert {round(point.p50, 1) for point in many_series.points} > {-1.0, 0.0, 1.0}
+    drawing = series_plot(few, found)
+    assert drawing.count('class="reading"') == 25
+    corners = series_plot(many_series, found).partition('class="median" d="')[2].partition('"')[0].split("L")
+    assert len({corner.split()[1] for corner in corners}) > 20, "more than a rectangle"
+
+
+def test_a_short_time_with_too_many_readings_is_drawn_with_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("godwit.pipeline.report.series.MAX_READINGS", 10)
+    lake = Lake(str(tmp_path / "lake"))
+    put(lake, windows.SPEC, [window("home", 0, length) for length in (60, 3600)])
+    put(lake, readings.SPEC, [reading("home", number, float(number), 20.0) for number in range(25)])
+    found = read_series(lake, NO_ALARMS)
+    assert (found.step_us, len(found.shown[0].points)) == (60_000_000, 1)
+
+
+def course_of(*numbers: float) -> tuple[Series, SeriesSummary]:
+    """A series with a window a minute, each with this median, and its least and greatest value 0.5 away."""
+    points = tuple(
+        Point(minute * 60_000_000, 10, number, number, number - 0.5, number + 0.5)
+        for minute, number in enumerate(numbers)
+    )
+    series = Series(LOG, "home", "temperature", "°C", 10 * len(numbers), points, ())
+    return series, SeriesSummary(1, 10, 0, 0, len(numbers) * 60_000_000, 60_000_000, (series,))
+
+
+def test_outliers_do_not_flatten_a_plot() -> None:
+    usual = [20 + math.sin(minute / 10) for minute in range(100)]
+    series, summary = course_of(*usual[:50], 800.0, *usual[50:70], -300.0, *usual[70:])
+    shown = plot_range(series)
+    assert 18.0 < shown.least < 19.0
+    assert 21.0 < shown.greatest < 22.0
+    assert shown.beyond == (-300.5, -299.5, 799.5, 800.5)
+    drawing = series_plot(series, summary)
+    assert drawing.count('class="beyond"') == 2
+    assert "800.5 °C" in drawing
+    assert "from -300.5 to 800.5 °C" in drawing
+    heights = [
+        float(corner.split()[1]) for corner in drawing.partition('class="median" d="M')[2].split('"')[0].split("L")
+    ]
+    ordinary = heights[: 2 * 50]
+    assert max(ordinary) - min(ordinary) > 50, "the usual course takes up most of the height of 150"
+    assert all(10 <= height <= 128 for height in heights), "nothing is drawn outside the plot"
+
+
+def test_a_plot_shows_everything_where_nothing_is_an_outlier() -> None:
+    for numbers in ([20.0] * 30 + [21.0], [20.0, 21.0, 900.0], [float(number) for number in range(100)]):
+        series, _ = course_of(*numbers)
+        shown = plot_range(series)
+        assert shown.beyond == () or numbers[0] == numbers[1]
+        if not shown.beyond:
+            assert (shown.least, shown.greatest) == (min(numbers) - 0.5, max(numbers) + 0.5)
+    flat = Series(LOG, "home", "state", "", 40, tuple(Point(n, 1, 0.0, 0.0, 0.0, n == 7) for n in range(40)), ())
+    assert plot_range(flat).greatest == 1.0
+
+
+def alarm(second: float, reason: str = "jump up", **more: object) -> figures.AlarmRow:
+    row = {"value": 30.0, "expected": 20.0, "score": 0.5} | more
+    return figures.AlarmRow(LOG, "home", "temperature", int(second * 1e6), reason=reason, **row)  # type: ignore[arg-type]
+
+
+def test_repeated_alarms_of_one_event_are_one_row() -> None:
+    repeated = [alarm(second, score=0.5 + second / 1000, value=30.0 + second) for second in range(0, 300, 30)]
+    later = alarm(1000.0, end_us=int(1010e6))
+    found = figures.joined_alarms([*repeated, later, alarm(15.0, "drift")])
+    assert [(one.at_us // 10**6, one.reason, one.alarms) for one in found] == [
+        (1000, "jump up", 1), (15, "drift", 1), (0, "jump up", 10),
+    ]  # fmt: skip
+    event = found[-1]
+    assert (event.end_us, event.peak_value, event.value, event.score) == (270 * 10**6, 300.0, 30.0, 0.77)
+
+
+def test_an_event_of_the_table_is_a_row_with_its_end_and_peak(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    row = {"broker": LOG, "quantity": "temperature", "topic": "home", "value": 30.0, "expected": 20.0, "name": ""}
+    lasting = row | {"offset": 1, "event_time": at(0), "score": 0.4, "reason": "drift", "state": "worse"}
+    ended = row | {"offset": 2, "event_time": at(100), "score": 0.9, "reason": "jump up", "state": "end"}
+    put(lake, anomalies.SPEC, [lasting, ended | {"peak_time": at(110), "peak_value": 90.0, "end_time": at(130)}])
+    found = figures.read_alarms(lake)
+    assert found.count == 2
+    newest, oldest = found.newest
+    assert (newest.peak_value, newest.is_lasting, newest.end_us) == (90.0, False, int(at(130).timestamp() * 1e6))
+    assert (oldest.is_lasting, oldest.end_us) == (True, None)
+
+
+def test_the_messages_of_the_broker_itself_are_counted_apart(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    span: dict[str, object] = {"first_received": at(0), "last_received": at(60)}
+    rows: list[dict[str, object]] = [
+        {
+            "broker": LOG,
+            "publisher": name,
+            "hour": at(0),
+            "messages": messages,
+            "payload_bytes": 10,
+            "topics": 1,
+            **span,
+        }
+        for name, messages in (("kitchen", 100), ("$broker", 40), (None, 7))
+    ]
+    put(lake, traffic.SPEC, rows)
+    found = figures.read_traffic(lake)
+    assert (found.publishers, found.messages, found.own_messages) == (2, 107, 40)
+    assert [one.name for one in found.shown] == ["kitchen", ""]
+    device: dict[str, object] = {"broker": LOG, "messages": 1, "longest_gap_s": 0.0, "gaps": 0, **span}
+    put(lake, devices.SPEC, [{**device, "topic": topic} for topic in ("home", "$jobs/sum")])
+    assert [one.topic for one in figures.read_devices(lake).shown] == ["home"]
 
 
 def test_sums_of_pieces_are_sums_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics,
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.report import figures
+from godwit.pipeline.report.markup import ReportStory
 from godwit.pipeline.report.page import write_report
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=y>\u202e\x00&amp;"
@@ -117,6 +118,8 @@ def test_a_page_that_is_self_contained(tmp_path: Path) -> None:
     }
     assert not re.search(r"https?://|url\(|@import", text)
     assert "prefers-color-scheme: dark" in text
+    assert words.count("Look ") == 6, "each section points to the important parts"
+    assert "Readings are drawn at their event time, by the clocks of the devices." in words
     drawings = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text)]
     assert len(drawings) == 3  # activity, one series, one device
     series = drawings[1]
@@ -156,3 +159,23 @@ def test_an_empty_lake_and_empty_tables(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"cannot write the report to .*: No such file or directory; choose"):
         write_report(Lake(str(tmp_path / "lake")), tmp_path / "missing" / "report.html")
+
+
+def test_a_story_is_on_the_first_screen(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    fill(lake)
+    links = (("result", "Result"),)
+    story = ReportStory(
+        "All arrived", "<p>in spite of it</p>", '<h2 id="result">Result</h2>', links, "Clocks run fast."
+    )
+    path = tmp_path / "page.html"
+    write_report(lake, path, story)
+    text = path.read_text(encoding="utf-8")
+    places = [text.index(one) for one in ("<h1>All arrived</h1>", "in spite of it", 'id="result"', 'id="tables"')]
+    assert places == sorted(places)
+    assert text.index('id="tables"') < text.index("100</b><span>messages") < text.index('id="readings"')
+    assert "Clocks run fast." in text
+    assert set(re.findall(r'href="#([^"]*)"', text)) == set(re.findall(r' id="([^"]*)"', text))
+    empty = Lake(str(tmp_path / "empty"))
+    write_report(empty, path, story)
+    assert "The lake is empty." in path.read_text(encoding="utf-8")

@@ -101,9 +101,9 @@ class JobTable:
         self._usage[job.controller].outcome_bytes += size_bytes
 
     def end(self, job: Job) -> None:
-        """Count a job as ended, and free its payload, which no worker will get any more."""
+        """Count a job as ended. Free its payload if it is done; else a client may have it done once more."""
         self._release_usage(job)
-        if job.is_stored:
+        if job.is_stored and job.state == "done":
             self.total_bytes -= len(job.payload)
             job.payload = b""
         self._ended[job] = None

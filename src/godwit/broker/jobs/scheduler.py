@@ -206,6 +206,10 @@ class Scheduler:
         self.next_job += 1
         return job
 
+    def find_key(self, controller: str, key: str) -> Job | None:
+        """Return the job that a controller submitted with this key, if there is one."""
+        return self._table.keys.get((controller, key))
+
     def cancel(self, job: Job, reason: str, now_us: int) -> None:
         """Cancel a job, unless it has ended."""
         if job.state not in ENDED:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +20,10 @@ MAX_DEVICES: Final = 40
 MAX_PUBLISHERS: Final = 12
 MAX_KINDS: Final = 24
 MAX_ALARMS: Final = 2_000
+SAME_EVENT_S: Final = 60
+"""Alarms of one series and reason with shorter pauses are one event. Before Godwit 0.6 an event had many rows."""
+BROKER_PREFIX: Final = "$"
+"""Of the names of topics and publishers of the broker itself."""
 MAX_EXAMPLES: Final = 3
 """Messages shown for each reason of quarantine."""
 BINS: Final = 160
@@ -51,7 +55,7 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class AlarmRow:
-    """An alarm."""
+    """An event: an alarm, or several that are repetitions of it."""
 
     broker: str
     topic: str
@@ -61,11 +65,16 @@ class AlarmRow:
     expected: float | None
     score: float | None
     reason: str
+    peak_value: float | None = None
+    end_us: int | None = None
+    """Time of the last anomalous reading; None while the event lasts, and in rows that do not tell."""
+    is_lasting: bool = False
+    alarms: int = 1
 
 
 @dataclass(frozen=True)
 class AlarmSummary:
-    """Alarms, in total and by series (broker, topic, quantity)."""
+    """Events with alarms, in total and by series (broker, topic, quantity)."""
 
     count: int
     newest: tuple[AlarmRow, ...]
@@ -113,11 +122,13 @@ class PublisherTraffic:
 
 @dataclass(frozen=True)
 class TrafficSummary:
-    """The traffic of all publishers."""
+    """The traffic of all publishers except the broker itself."""
 
     brokers: tuple[str, ...]
     publishers: int
     messages: int
+    own_messages: int
+    """Messages of the broker itself: events of jobs and its statistics."""
     payload_bytes: int
     span: TimeRange | None
     shown: tuple[PublisherTraffic, ...]
@@ -157,7 +168,7 @@ class QuarantineReason:
 
 
 def read_traffic(lake: Lake) -> TrafficSummary:
-    """Return messages and bytes by publisher, with the MAX_PUBLISHERS largest."""
+    """Return messages and bytes by publisher, with the MAX_PUBLISHERS largest. The broker's own messages are apart."""
     by_publisher = Totals(
         ("broker", "publisher"),
         {
@@ -173,13 +184,16 @@ def read_traffic(lake: Lake) -> TrafficSummary:
         by_publisher.add(rows)
     table = by_publisher.table()
     if table is None:
-        return TrafficSummary((), 0, 0, 0, None, ())
-    shown = greatest(table, "messages", MAX_PUBLISHERS).to_pylist()
+        return TrafficSummary((), 0, 0, 0, 0, None, ())
+    is_own = pc.fill_null(pc.starts_with(table.column("publisher"), BROKER_PREFIX), False)
+    clients = table.filter(pc.invert(is_own))
+    shown = greatest(clients, "messages", MAX_PUBLISHERS).to_pylist()
     return TrafficSummary(
         brokers=tuple(sorted(pc.unique(table.column("broker")).to_pylist())),
-        publishers=table.num_rows,
-        messages=pc.sum(table.column("messages")).as_py(),
-        payload_bytes=pc.sum(table.column("payload_bytes")).as_py(),
+        publishers=clients.num_rows,
+        messages=pc.sum(clients.column("messages")).as_py() or 0,
+        own_messages=pc.sum(table.filter(is_own).column("messages")).as_py() or 0,
+        payload_bytes=pc.sum(clients.column("payload_bytes")).as_py() or 0,
         span=TimeRange(
             pc.min(micros(table.column("first_received"))).as_py(),
             pc.max(micros(table.column("last_received"))).as_py(),
@@ -197,6 +211,7 @@ def read_devices(lake: Lake) -> DeviceSummary:
     """Return the number of devices, and the MAX_DEVICES most important: silent ones first, then those with gaps."""
     columns = devices.SPEC.schema.names
     table = lake.table(devices.SPEC).arrow(columns)
+    table = table.filter(pc.invert(pc.starts_with(table.column("topic"), BROKER_PREFIX)))
     if not table.num_rows:
         return DeviceSummary(0, 0, 0, ())
     table = table.append_column("last_us", micros(table.column("last_received")))
@@ -259,9 +274,9 @@ def read_activity(lake: Lake, span: TimeRange, shown: tuple[DeviceRow, ...]) -> 
 
 
 def read_alarms(lake: Lake) -> AlarmSummary:
-    """Return the number of alarms in total and by series, and the MAX_ALARMS newest."""
+    """Return the number of events in total and of alarms by series, and the events of the MAX_ALARMS newest alarms."""
     keys = ["broker", "topic", "quantity"]
-    columns = [*keys, "event_time", "value", "expected", "score", "reason"]
+    columns = [*keys, "event_time", "value", "expected", "score", "reason", "state", "peak_value", "end_time"]
     table = lake.table(anomalies.SPEC)
     by_series = Totals(keys, {"n": "sum"})
     count = 0
@@ -269,11 +284,39 @@ def read_alarms(lake: Lake) -> AlarmSummary:
         count += rows.num_rows
         by_series.add(rows.append_column("n", _ones(rows)))
     newest = greatest_of(named_quantities(table.scan([*columns, "name"])), "event_time", MAX_ALARMS)
+    alarms = [_alarm(row) for row in (newest.to_pylist() if newest is not None else [])]
+    events = joined_alarms(alarms)
     return AlarmSummary(
-        count,
-        tuple(_alarm(row) for row in (newest.to_pylist() if newest is not None else [])),
+        count - len(alarms) + len(events),
+        tuple(events),
         {(str(row["broker"]), str(row["topic"]), str(row["quantity"])): _whole(row["n"]) for row in by_series.rows()},
     )
+
+
+def joined_alarms(alarms: Iterable[AlarmRow]) -> list[AlarmRow]:
+    """Return events, the newest first: alarms of one series and reason with pauses up to SAME_EVENT_S are joined."""
+    events: list[AlarmRow] = []
+    by_series = sorted(alarms, key=lambda one: (one.broker, one.topic, one.quantity, one.reason, one.at_us))
+    for alarm in by_series:
+        before = events[-1] if events else None
+        key = (alarm.broker, alarm.topic, alarm.quantity, alarm.reason)
+        if (
+            before is not None
+            and key == (before.broker, before.topic, before.quantity, before.reason)
+            and alarm.at_us - (before.end_us or before.at_us) <= SAME_EVENT_S * 1_000_000
+        ):
+            worse = max((before, alarm), key=lambda one: one.score or 0.0)
+            events[-1] = replace(
+                before,
+                score=worse.score,
+                peak_value=worse.value if worse.peak_value is None else worse.peak_value,
+                end_us=None if alarm.is_lasting else max(alarm.end_us or alarm.at_us, before.end_us or 0),
+                is_lasting=alarm.is_lasting,
+                alarms=before.alarms + alarm.alarms,
+            )
+        else:
+            events.append(alarm)
+    return sorted(events, key=lambda one: -one.at_us)
 
 
 def named_quantities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -294,6 +337,9 @@ def _alarm(row: dict[str, Any]) -> AlarmRow:
         row["expected"],
         row["score"],
         row["reason"] or "",
+        row["peak_value"],
+        None if row["end_time"] is None else int(row["end_time"].timestamp() * 1e6),
+        row["state"] in ("begin", "worse"),
     )
 
 

@@ -7,7 +7,7 @@ the size of the tables: it shows the most important series, devices and publishe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from godwit.pipeline.lake import Lake
 from godwit.pipeline.report.figures import (
     BINS,
     MAX_MESSAGES_BINNED,
+    AlarmRow,
     AlarmSummary,
     DeviceRow,
     DeviceSummary,
@@ -33,24 +34,35 @@ from godwit.pipeline.report.figures import (
 )
 from godwit.pipeline.report.markup import (
     NONE,
+    ReportStory,
     activity_plot,
     breakable,
     duration,
     moment,
+    navigation,
+    nothing,
+    number_tiles,
+    page,
+    plot_range,
     presence_strip,
     safe,
     safe_payload,
+    section,
     series_plot,
     several,
     short_moment,
     size,
+    table,
     value,
     whole,
 )
 from godwit.pipeline.report.series import Series, SeriesSummary, read_series
 
 ALARMS_LISTED: Final = 15
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+CLOCKS: Final = (
+    "Readings are drawn at their event time, by the clocks of the devices. The other sections have the time of "
+    "receipt, by the clock of the broker."
+)
 _PARTS: Final = (
     ("readings", "Readings"),
     ("alarms", "Alarms"),
@@ -61,28 +73,31 @@ _PARTS: Final = (
 )
 
 
-def write_report(lake: Lake, path: Path) -> None:
-    """Write the report to a file. Raise PipelineError if it cannot be written."""
-    page = report(lake, time.time())
+def write_report(lake: Lake, path: Path, story: ReportStory | None = None) -> None:
+    """Write the report to a file, with a story on its first screen. Raise PipelineError if it cannot be written."""
+    text = report(lake, time.time(), story)
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PipelineError(f"cannot write the report to {path}: {error.strerror}; choose another path") from error
 
 
-def report(lake: Lake, now_s: float) -> str:
+def report(lake: Lake, now_s: float, story: ReportStory | None = None) -> str:
     """Return the page. `now_s` is the time that it shows as its own."""
+    footer = f"Made {moment(now_s)} UTC from {safe(lake.address, 200)} by <b>godwit pipeline report</b>."
     traffic = read_traffic(lake)
     if traffic.span is None:
-        body = _nothing("The lake is empty. `godwit pipeline run --once` fills it from the broker's log.")
-        return _page(_head("No messages yet", "", ""), body, lake, now_s)
+        empty = nothing("The lake is empty. `godwit pipeline run --once` fills it from the broker's log.")
+        if story is None:
+            return page("No messages yet", "", empty, footer)
+        return page(story.title, story.lead + navigation(story.links), story.body + empty, footer)
     devices = read_devices(lake)
     counts = read_activity(lake, traffic.span, devices.shown)
     alarms = read_alarms(lake)
     series = read_series(lake, alarms)
     reasons = read_quarantine(lake)
     quarantined = sum(reason.count for reason in reasons)
-    messages = lake.table(bronze.SPEC).rows
+    messages = max(lake.table(bronze.SPEC).rows - traffic.own_messages, 0)
     facts = [
         (whole(messages), "messages", False),
         (whole(lake.table(readings.SPEC).rows), "readings", False),
@@ -91,14 +106,16 @@ def report(lake: Lake, now_s: float) -> str:
         (whole(alarms.count), "alarms", alarms.count > 0),
         (whole(quarantined), "in quarantine", quarantined > 0),
     ]
-    title = f"{several(messages, 'message')} in {duration(traffic.span.length_s)}"
-    brokers = f"{several(len(traffic.brokers), 'broker')}: {', '.join(safe(one, 8) for one in traffic.brokers[:8])}"
+    brokers = f"{several(len(traffic.brokers), 'broker')} ({', '.join(safe(one, 8) for one in traffic.brokers[:8])})"
     begin, end = moment(traffic.span.begin_us / 1e6), moment(traffic.span.end_us / 1e6)
-    links = "".join(f'<a href="#{name}">{text}</a>' for name, text in _PARTS)
-    body = "".join(
+    received = f"Received from {begin} to {end} UTC by the clock of {brokers}."
+    if traffic.own_messages:
+        received += f" The broker itself logged {several(traffic.own_messages, 'event')} of jobs besides."
+    sections = "".join(
         (
-            _numbers(facts),
-            _series_section(series, has_many_brokers=len(traffic.brokers) > 1),
+            _series_section(
+                series, has_many_brokers=len(traffic.brokers) > 1, clocks=story.clocks if story is not None else CLOCKS
+            ),
             _alarms_section(alarms),
             _devices_section(devices, traffic.span, is_drawn=bool(counts)),
             _traffic_section(traffic),
@@ -106,39 +123,17 @@ def report(lake: Lake, now_s: float) -> str:
             _quarantine_section(reasons),
         )
     )
-    head = _head(
-        title,
-        f'<p class="soft">{begin} to {end} UTC, from {brokers}</p><nav>{links}</nav>',
-        _activity(counts, traffic.span),
-    )
-    return _page(head, body, lake, now_s)
-
-
-def _head(title: str, lines: str, picture: str) -> str:
-    return f"<header><div><h1>{title}</h1>{lines}{picture}</div></header>"
-
-
-def _page(head: str, body: str, lake: Lake, now_s: float) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Godwit: report</title><style>{_STYLE}</style></head><body>{head}<main>{body}"
-        f"<footer>Made {moment(now_s)} UTC from {safe(lake.address, 200)} by <b>godwit pipeline report</b>.</footer>"
-        "</main></body></html>\n"
-    )
+    if story is None:
+        title = f"{several(messages, 'message')} in {duration(traffic.span.length_s)}"
+        lines = f'<p class="soft">{received}</p>{navigation(_PARTS)}{_activity(counts, traffic.span)}'
+        return page(title, lines, number_tiles(facts) + sections, footer)
+    lead = f"{received} Spark wrote them to tables; the rest of this page shows the tables."
+    tables = section("tables", "The logged messages as tables", lead, number_tiles(facts))
+    links = (*story.links, ("tables", "Tables"), *_PARTS)
+    return page(story.title, story.lead + navigation(links), story.body + tables + sections, footer)
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
-
-
-def _numbers(facts: Iterable[tuple[str, str, bool]]) -> str:
-    """Return the row of large numbers: (number, label, whether to highlight it)."""
-    boxes = [
-        f"<div{' class=warn' if is_bad else ''}><b>{figure}</b><span>{what}</span></div>"
-        for figure, what, is_bad in facts
-    ]
-    return f'<div class="numbers">{"".join(boxes)}</div>'
 
 
 def _activity(counts: Sequence[int], span: TimeRange) -> str:
@@ -149,13 +144,16 @@ def _activity(counts: Sequence[int], span: TimeRange) -> str:
     return f'<div class="hero">{activity_plot(counts, begin_s, span.bin_us / 1e6)}</div><div class="ends">{ends}</div>'
 
 
-def _series_section(summary: SeriesSummary, *, has_many_brokers: bool) -> str:
-    title = '<h2 id="readings">Readings</h2>'
+def _series_section(summary: SeriesSummary, *, has_many_brokers: bool, clocks: str) -> str:
     if not summary.shown:
-        return title + _nothing("No message has been parsed as a number yet.")
+        return section("readings", "Readings", clocks, nothing("No message has been parsed as a number yet."))
     step = duration(summary.step_us / 1e6)
-    begin, end = (moment(at_us / 1e6, has_seconds=False) for at_us in (summary.begin_us, summary.end_us))
-    lead = f"From {begin} to {end} UTC, by event time; each step is {step}."
+    is_short = summary.end_us - summary.begin_us < 60_000_000
+    begin, end = (moment(at_us / 1e6, has_seconds=is_short) for at_us in (summary.begin_us, summary.end_us))
+    lead = (
+        "Look for red dots, which are alarms, for a band that widens, and for gaps. "
+        f"From {begin} to {end} UTC, by event time; each step is {step}. {clocks}"
+    )
     if summary.count > len(summary.shown):
         lead += (
             f" Shown are {len(summary.shown)} of {whole(summary.count)} series: those with the most alarms, "
@@ -163,12 +161,14 @@ def _series_section(summary: SeriesSummary, *, has_many_brokers: bool) -> str:
         )
     if summary.before:
         lead += f" {several(summary.before, 'reading')} before that time {_is(summary.before)} left out."
-    key = (
-        '<p class="key"><span><i class="k-band"></i>least to greatest</span><span><i></i>median</span>'
-        '<span><i class="k-mean"></i>mean</span><span><i class="k-alarm"></i>alarm</span></p>'
-    )
+    key = '<span><i class="k-band"></i>least to greatest</span><span><i></i>median</span>'
+    key += '<span><i class="k-mean"></i>mean</span><span><i class="k-alarm"></i>alarm</span>'
+    if any(series.dots for series in summary.shown):
+        key += '<span><i class="k-reading"></i>reading</span>'
+    if any(plot_range(series).beyond for series in summary.shown):
+        key += '<span><i class="k-beyond"></i>values beyond the plot</span>'
     plots = "".join(_plot(series, summary, has_many_brokers) for series in summary.shown)
-    return f'{title}<p class="soft">{lead}</p>{key}<div class="plots">{plots}</div>'
+    return section("readings", "Readings", lead, f'<p class="key">{key}</p><div class="plots">{plots}</div>')
 
 
 def _plot(series: Series, summary: SeriesSummary, has_many_brokers: bool) -> str:
@@ -178,6 +178,9 @@ def _plot(series: Series, summary: SeriesSummary, has_many_brokers: bool) -> str
         facts += f", broker {safe(series.broker, 8)}"
     if series.alarms:
         facts += f', <span class="bell">{several(len(series.alarms), "alarm")}</span>'
+    if beyond := plot_range(series).beyond:
+        ends = value(beyond[0]) if len(beyond) == 1 else f"{value(beyond[0])} … {value(beyond[-1])}"
+        facts += f"; beyond the plot: {ends} {safe(series.unit, 40)}"
     return (
         f'<figure class="plot"><figcaption><b>{breakable(series.topic)}</b><span>{safe(unit, 40)}</span></figcaption>'
         f"{series_plot(series, summary)}<small>{facts}</small></figure>"
@@ -185,35 +188,53 @@ def _plot(series: Series, summary: SeriesSummary, has_many_brokers: bool) -> str
 
 
 def _alarms_section(alarms: AlarmSummary) -> str:
-    title = '<h2 id="alarms">Alarms</h2>'
     if not alarms.newest:
-        return title + _nothing("No anomalies were detected.")
-    lead = f"{several(alarms.count, 'reading')} {_is(alarms.count)} anomalous, compared with earlier ones in the topic."
-    if alarms.count > ALARMS_LISTED:
+        return section(
+            "alarms", "Alarms", "Each series is compared with its own past.", nothing("No anomalies were detected.")
+        )
+    lead = (
+        "Look at the value beside the expected one, and at the duration. Each row is one event: "
+        f"{several(alarms.count, 'event')} in which readings of a topic differed from the earlier ones. "
+        "Times are event times."
+    )
+    if len(alarms.newest) > ALARMS_LISTED:
         lead += f" The newest {ALARMS_LISTED}:"
     rows = [
         f'<tr><td class="time">{moment(one.at_us / 1e6)}</td><td>{breakable(one.topic)}</td>'
         f'<td class="wide">{safe(one.quantity, 40)}</td>'
-        f'<td class="number">{value(one.value)}</td><td class="number">{value(one.expected)}</td>'
-        f"<td>{safe(one.reason, 120)}</td></tr>"
+        f'<td class="number">{value(one.value if one.peak_value is None else one.peak_value)}</td>'
+        f'<td class="number">{value(one.expected)}</td>'
+        f'<td class="number">{_lasted(one)}</td><td>{safe(one.reason, 120)}</td></tr>'
         for one in alarms.newest[:ALARMS_LISTED]
     ]
     heads = (
-        ("time (UTC)", ""),
+        ("begin (UTC)", ""),
         ("topic", ""),
         ("quantity", "wide"),
         ("value", "number"),
         ("expected", "number"),
+        ("lasted", "number"),
         ("reason", ""),
     )
-    return f'{title}<p class="soft">{lead}</p>{_table(heads, rows)}'
+    return section("alarms", "Alarms", lead, table(heads, rows))
+
+
+def _lasted(event: AlarmRow) -> str:
+    if event.is_lasting:
+        text = "not ended"
+    elif event.end_us is None:
+        text = NONE
+    else:
+        text = duration((event.end_us - event.at_us) / 1e6) if event.end_us > event.at_us else "one reading"
+    return text if event.alarms == 1 else f"{text}<br>{several(event.alarms, 'alarm')}"
 
 
 def _devices_section(devices: DeviceSummary, span: TimeRange | None, *, is_drawn: bool) -> str:
-    title = '<h2 id="devices">Devices</h2>'
     if not devices.shown or span is None:
-        return title + _nothing("No device has sent a message yet.")
+        lead = "When each topic received messages."
+        return section("devices", "Devices", lead, nothing("No device has sent a message yet."))
     lead = (
+        "Look for red rows, which are topics without a message at the end, and for white gaps. "
         f"{several(devices.count, 'topic')}: {whole(devices.silent)} silent at the end, {whole(devices.with_gaps)} "
         "with gaps, which are pauses of more than a second and of more than five times the mean one. "
         "By the time of receipt."
@@ -226,7 +247,7 @@ def _devices_section(devices: DeviceSummary, span: TimeRange | None, *, is_drawn
     begin_s, end_s = span.begin_us / 1e6, span.end_us / 1e6
     ends = f"<span>{short_moment(begin_s, span.length_s)}</span><span>{short_moment(end_s, span.length_s)}</span>"
     axis = f'<div class="row"><div></div><div class="ends">{ends}</div><div></div></div>'
-    return f'{title}<p class="soft">{lead}</p><div class="panel">{rows}{axis}</div>'
+    return section("devices", "Devices", lead, f'<div class="panel">{rows}{axis}</div>')
 
 
 def _device(device: DeviceRow, span: TimeRange) -> str:
@@ -245,10 +266,13 @@ def _device(device: DeviceRow, span: TimeRange) -> str:
 
 
 def _traffic_section(traffic: TrafficSummary) -> str:
-    title = '<h2 id="traffic">Publishers</h2>'
     if not traffic.shown:
-        return title + _nothing("No message has been received yet.")
-    lead = f"{several(traffic.publishers, 'publisher')}, {size(traffic.payload_bytes)} of payload."
+        lead = "How many messages each client published."
+        return section("traffic", "Publishers", lead, nothing("No message has been received yet."))
+    lead = (
+        "Look for publishers that send far more than the others. "
+        f"{several(traffic.publishers, 'publisher')}, {size(traffic.payload_bytes)} of payload."
+    )
     rest = traffic.messages - sum(one.messages for one in traffic.shown)
     rows = [
         _bar_row(safe(one.name) or "<em>without a name</em>", one.messages, traffic.messages, one.payload_bytes)
@@ -258,7 +282,7 @@ def _traffic_section(traffic: TrafficSummary) -> str:
         others = several(traffic.publishers - len(traffic.shown), "other")
         rest_bytes = traffic.payload_bytes - sum(one.payload_bytes for one in traffic.shown)
         rows.append(_bar_row(others, rest, traffic.messages, rest_bytes))
-    return f'{title}<p class="soft">{lead}</p><div class="panel">{"".join(rows)}</div>'
+    return section("traffic", "Publishers", lead, f'<div class="panel">{"".join(rows)}</div>')
 
 
 def _bar_row(name: str, messages: int, all_messages: int, payload_bytes: int) -> str:
@@ -270,9 +294,9 @@ def _bar_row(name: str, messages: int, all_messages: int, payload_bytes: int) ->
 
 
 def _jobs_section(kinds: Sequence[JobKind]) -> str:
-    title = '<h2 id="jobs">Jobs</h2>'
     if not kinds:
-        return title + _nothing("No jobs were submitted.")
+        lead = "Work that controllers submitted and workers did."
+        return section("jobs", "Jobs", lead, nothing("No jobs were submitted."))
     rows = []
     for kind in kinds:
         count = kind.counts
@@ -303,8 +327,11 @@ def _jobs_section(kinds: Sequence[JobKind]) -> str:
         ("kind", ""), ("jobs", "number"), ("ended", ""), ("tasks finished", "number"), ("attempts", ""),
         ("waited", "number"), ("ran", "number"),
     )  # fmt: skip
-    lead = "Times are the mean, the 95th percentile of the slowest hour, and the maximum."
-    return f'{title}<p class="soft">{lead}</p>{_table(heads, rows)}'
+    lead = (
+        "Look for red in the bars, which is failed jobs, and for lost attempts: their worker stopped answering, and "
+        "another one took the task over. Times are the mean, the 95th percentile of the slowest hour, and the maximum."
+    )
+    return section("jobs", "Jobs", lead, table(heads, rows))
 
 
 def _times(times: tuple[float | None, float | None, float | None]) -> str:
@@ -312,11 +339,15 @@ def _times(times: tuple[float | None, float | None, float | None]) -> str:
 
 
 def _quarantine_section(reasons: Sequence[QuarantineReason]) -> str:
-    title = '<h2 id="quarantine">Quarantine</h2>'
     if not reasons:
-        return title + _nothing("Every message that should be a reading was parsed.")
+        lead = "Messages that no decoder could read."
+        content = nothing("Every message that should be a reading was parsed.")
+        return section("quarantine", "Quarantine", lead, content)
     total = sum(reason.count for reason in reasons)
-    lead = f"{several(total, 'message')} could not be parsed as numbers; silver/quarantine has their payloads."
+    lead = (
+        "Look at the reason with the longest bar: <code>godwit pipeline quarantine</code> suggests what to do. "
+        f"{several(total, 'message')} could not be parsed as numbers; silver/quarantine has their payloads."
+    )
     blocks = []
     for index, reason in enumerate(reasons):
         examples = [
@@ -329,95 +360,10 @@ def _quarantine_section(reasons: Sequence[QuarantineReason]) -> str:
         blocks.append(
             f"<details{' open' if index == 0 else ''}><summary>{safe(reason.name)}"
             f'<span class="bar"><i class="bad" style="width:{share:.2f}%"></i></span>{whole(reason.count)}</summary>'
-            f"{_table(heads, examples, is_panel=False)}</details>"
+            f"{table(heads, examples, is_panel=False)}</details>"
         )
-    return f'{title}<p class="soft">{lead}</p><div class="panel">{"".join(blocks)}</div>'
-
-
-def _nothing(sentence: str) -> str:
-    return f'<p class="nothing">{sentence}</p>'
-
-
-def _table(heads: Sequence[tuple[str, str]], rows: Sequence[str], *, is_panel: bool = True) -> str:
-    head = "".join(f"<th{f' class={style}' if style else ''}>{title}</th>" for title, style in heads)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="panel">{table}</div>' if is_panel else table
+    return section("quarantine", "Quarantine", lead, f'<div class="panel">{"".join(blocks)}</div>')
 
 
 def _is(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-_STYLE: Final = """
-:root { color-scheme: light dark;
-  --paper: #f6f4ef; --card: #fffdf9; --ink: #22252b; --soft: #6b6f78; --rule: #e2ded4;
-  --blue: #1f6f8b; --band: #1f6f8b2e; --mean: #c98a2b; --red: #c8362b; --green: #3c8a5a; --sky: #d9e8ec; }
-@media (prefers-color-scheme: dark) { :root {
-  --paper: #14171c; --card: #1c2027; --ink: #e7e5df; --soft: #9aa0aa; --rule: #2d323b;
-  --blue: #6cc0d8; --band: #6cc0d833; --mean: #e5b362; --red: #ff7a6b; --green: #79c796; --sky: #1d2c33; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 0 16px 64px; }
-header { background: linear-gradient(var(--sky), var(--paper)); padding: 40px 0 0; margin-bottom: 8px; }
-header > div { max-width: 1120px; margin: 0 auto; padding: 0 16px; }
-h1 { font-size: clamp(1.7rem, 5vw, 2.6rem); line-height: 1.15; margin: 0; letter-spacing: -.02em; font-weight: 650; }
-h2 { font-size: 1.25rem; margin: 48px 0 4px; letter-spacing: -.01em; }
-p { margin: 4px 0 16px; max-width: 70ch; } .soft { color: var(--soft); }
-nav { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 14px 0 22px; font-size: .9rem; }
-nav a { color: var(--blue); text-decoration: none; } nav a:hover { text-decoration: underline; }
-.numbers { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); margin: 20px 0; }
-.numbers div, .plot, .panel { background: var(--card); border: 1px solid var(--rule); border-radius: 12px; }
-.numbers div { padding: 14px 16px; }
-.numbers b { display: block; font-size: 1.65rem; line-height: 1.2; font-weight: 650; font-variant-numeric: tabular-nums;
-  letter-spacing: -.02em; overflow-wrap: anywhere; }
-.numbers span { color: var(--soft); font-size: .85rem; } .numbers .warn b { color: var(--red); }
-.plots { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }
-.plot { margin: 0; padding: 12px 12px 6px; min-width: 0; }
-.plot figcaption { display: flex; justify-content: space-between; gap: 8px; font-size: .88rem; margin-bottom: 4px; }
-.plot figcaption b { overflow-wrap: break-word; min-width: 0; font-weight: 600; }
-.plot figcaption span { color: var(--soft); white-space: nowrap; }
-.plot small { color: var(--soft); font-size: .78rem; } .plot .bell { color: var(--red); font-weight: 600; }
-svg { display: block; width: 100%; height: auto; } svg text { font: 10px system-ui, sans-serif; fill: var(--soft); }
-.band { fill: var(--band); } .median, .mean { fill: none; stroke-linejoin: round; }
-.median { stroke: var(--blue); stroke-width: 1.6; } .mean { stroke: var(--mean); stroke-width: 1.1;
-  stroke-dasharray: 3 2.5; }
-.alarm { fill: var(--red); stroke: var(--card); stroke-width: 1; } .grid { stroke: var(--rule); stroke-width: .8; }
-.activity { fill: var(--blue); opacity: .5; } .hover { fill: transparent; } .hover:hover { fill: var(--band); }
-.hero svg { height: 120px; } .ends { display: flex; justify-content: space-between; color: var(--soft);
-  font-size: .8rem; margin-top: 4px; }
-.panel { padding: 6px 16px; overflow-x: auto; }
-.row { display: grid; grid-template-columns: minmax(0, 17rem) minmax(0, 1fr) 11rem; gap: 4px 16px; align-items: center;
-  padding: 8px 0; border-bottom: 1px solid var(--rule); font-size: .9rem; }
-.row:last-child { border: 0; } .row .name { overflow-wrap: anywhere; } .row .fact { color: var(--soft); font-size:
-  .82rem;
-  text-align: right; }
-.row svg { height: 14px; } .active { fill: var(--green); } .silent .active { fill: var(--red); opacity: .75; }
-.lifeline { stroke: var(--soft); stroke-width: 1; opacity: .5; vector-effect: non-scaling-stroke; }
-.bar { background: var(--rule); border-radius: 4px; height: 12px; overflow: hidden; display: flex; }
-.bar i { display: block; height: 100%; background: var(--blue); min-width: 2px; } .bar .bad { background: var(--red); }
-.bar .good { background: var(--green); } .bar .off { background: var(--soft); }
-.dot { display: inline-block; width: .6em; height: .6em; border-radius: 50%; background: var(--green); margin-right:
-  .5em; }
-.silent .dot { background: var(--red); }
-table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th { text-align: left; color: var(--soft); font-weight: 500; } th, td { padding: 7px 12px 7px 0;
-  border-bottom: 1px solid var(--rule); vertical-align: top; } tr:last-child td { border: 0; }
-.number { text-align: right; white-space: nowrap; } .time { white-space: nowrap; }
-code { font: .85em/1.4 ui-monospace, "DejaVu Sans Mono", monospace;
-  overflow-wrap: anywhere; } td code { display: inline-block; max-width: 44ch; }
-details { border-bottom: 1px solid var(--rule); padding: 8px 0; } details:last-child { border: 0; }
-summary { cursor: pointer; } summary .bar { display: inline-flex; width: min(30vw, 260px); vertical-align: middle;
-  margin: 0 10px; } .nothing { color: var(--soft); font-style: italic; }
-.key { font-size: .82rem; color: var(--soft); display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 0 0 12px; }
-.key i { display: inline-block; width: 18px; height: 0; border-top: 2px solid var(--blue); vertical-align: middle;
-  margin-right: 6px; } .key .k-band { border: 0; height: 10px; background: var(--band); } .key .k-mean {
-  border-top: 2px dashed var(--mean); } .key .k-alarm { border: 0; width: 9px; height: 9px; border-radius: 50%;
-  background: var(--red); }
-footer { margin-top: 56px; color: var(--soft); font-size: .82rem; overflow-wrap: anywhere; }
-@media (max-width: 640px) { .wide { display: none; }
-  .row { grid-template-columns: minmax(0, 1fr) auto; } .row > :nth-child(2) { grid-column:
-  1 / -1;
-  grid-row: 2; } header { padding-top: 24px; } h2 { margin-top: 36px; } .hero svg { height: 80px; } }
-@media print { body { background: none; } .plot, .panel { break-inside: avoid; } }
-"""

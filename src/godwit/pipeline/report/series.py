@@ -1,19 +1,20 @@
 """The series of the report: the most important ones, reduced to the points of a small plot.
 
 A wrong clock may put a few readings years before the rest. The plots begin where almost all readings are, and earlier
-readings are only counted.
+readings are only counted. The plots of a short time are made of the readings themselves, because the windows of
+gold/windows are a minute or longer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.pipeline.datasets import windows
+from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.lake import Lake, LakeTable
 from godwit.pipeline.report.figures import AlarmRow, AlarmSummary, Totals, micros, named_quantities
 
@@ -21,10 +22,18 @@ MAX_SERIES: Final = 24
 MAX_POINTS: Final = 240
 MINUTES_UP_TO_S: Final = 24 * 3600
 """A longer time is drawn with the windows of an hour."""
+READINGS_UP_TO_S: Final = 30 * 60
+"""A shorter time is drawn with the readings themselves."""
+MAX_READINGS: Final = 2_000_000
+"""With more readings than that, a short time is drawn with the windows of a minute, too."""
+SHORT_STEPS: Final = 120
+READINGS_PER_STEP: Final = 3
+"""With fewer readings per step, a plot of a short time has fewer steps."""
 FAR_SHARE: Final = 0.005
 """The largest share of readings that the plots may leave out."""
 _SHORT_S, _LONG_S = min(windows.LENGTHS_S), max(windows.LENGTHS_S)
 _KEYS: Final = ("broker", "topic", "quantity")
+SeriesKey: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Series:
     readings: int
     points: tuple[Point, ...]
     alarms: tuple[AlarmRow, ...]
+    dots: tuple[tuple[int, float], ...] = ()
+    """Time and value of each reading, if these are few and the time is short."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,12 @@ def read_series(lake: Lake, alarms: AlarmSummary) -> SeriesSummary:
     if points:
         begin_us = min(point.at_us for mine in points.values() for point in mine)
         end_us = max(point.at_us for mine in points.values() for point in mine) + step_us
+    dots: dict[SeriesKey, list[tuple[int, float]]] = {}
+    if end_us - begin_us <= READINGS_UP_TO_S * 1_000_000 and (
+        rows := _readings(lake, [row["topic"] for row in chosen], begin_us, end_us)
+    ):
+        begin_us, end_us, step_us = _steps(rows, len(chosen))
+        points, dots = _short_points(rows, begin_us, step_us)
     by_series: dict[tuple[str, str, str], list[AlarmRow]] = {}
     for alarm in alarms.newest:
         if begin_us <= alarm.at_us < end_us:
@@ -97,11 +114,12 @@ def read_series(lake: Lake, alarms: AlarmSummary) -> SeriesSummary:
             row["count"],
             tuple(points.get(key, ())),
             tuple(by_series.get(key, ())[:MAX_POINTS]),
+            tuple(dots.get(key, ())),
         )
         if found.points:
             shown.append(found)
-    readings = int(pc.sum(totals.column("count")).as_py())
-    return SeriesSummary(totals.num_rows, readings, before, begin_us, end_us, step_us, tuple(shown))
+    count = int(pc.sum(totals.column("count")).as_py())
+    return SeriesSummary(totals.num_rows, count, before, begin_us, end_us, step_us, tuple(shown))
 
 
 def _totals(table: LakeTable) -> tuple[pa.Table | None, list[tuple[int, int]]]:
@@ -186,3 +204,50 @@ def _points(
     for points in found.values():
         points.sort(key=lambda point: point.at_us)
     return found
+
+
+# -- short times ------------------------------------------------------------------------------------------------------
+
+
+def _readings(lake: Lake, topics: list[str], begin_us: int, end_us: int) -> pa.Table | None:
+    """Return the readings of these topics from `begin_us` up to `end_us`, or None if there are none or too many."""
+    begin, end = (pa.scalar(at_us, pa.timestamp("us", tz="UTC")) for at_us in (begin_us, end_us))
+    where = (pc.field("event_time") >= begin) & (pc.field("event_time") < end)
+    found: list[pa.Table] = []
+    count = 0
+    for rows in named_quantities(lake.table(readings.SPEC).scan([*_KEYS, "name", "event_time", "value"], where)):
+        rows = rows.filter(pc.is_in(rows.column("topic"), pa.array(topics, pa.string())))
+        found.append(rows.append_column("at_us", micros(rows.column("event_time"))).drop_columns(["event_time"]))
+        count += rows.num_rows
+        if count > MAX_READINGS:
+            return None
+    return pa.concat_tables(found) if count else None
+
+
+def _steps(rows: pa.Table, series: int) -> tuple[int, int, int]:
+    """Return begin, end and step of the plots for readings. Most steps have several readings."""
+    begin_us, end_us = (find(rows.column("at_us")).as_py() for find in (pc.min, pc.max))
+    count = min(max(rows.num_rows // (max(series, 1) * READINGS_PER_STEP), 1), SHORT_STEPS)
+    step_us = (end_us - begin_us) // count + 1
+    return begin_us, begin_us + count * step_us, step_us
+
+
+def _short_points(
+    rows: pa.Table, begin_us: int, step_us: int
+) -> tuple[dict[SeriesKey, list[Point]], dict[SeriesKey, list[tuple[int, float]]]]:
+    """Return the points of each series, and the single readings of each series that has few."""
+    rows = rows.append_column("step", pc.divide(pc.subtract(rows.column("at_us"), begin_us), step_us))
+    functions = ("count", "mean", "approximate_median", "min", "max")
+    steps = rows.group_by([*_KEYS, "step"], use_threads=False).aggregate([("value", one) for one in functions])
+    points: dict[SeriesKey, list[Point]] = {}
+    for row in steps.sort_by("step").to_pylist():
+        numbers = (row[f"value_{one}"] for one in functions)
+        key = (row["broker"], row["topic"], row["quantity"])
+        points.setdefault(key, []).append(Point(begin_us + row["step"] * step_us, *numbers))
+    few = [key for key, mine in points.items() if sum(point.count for point in mine) <= MAX_POINTS]
+    dots: dict[SeriesKey, list[tuple[int, float]]] = {key: [] for key in few}
+    wanted = rows.filter(pc.is_in(rows.column("topic"), pa.array([key[1] for key in few], pa.string())))
+    for row in wanted.sort_by("at_us").to_pylist():
+        if (mine := dots.get((row["broker"], row["topic"], row["quantity"]))) is not None:
+            mine.append((row["at_us"], row["value"]))
+    return points, dots

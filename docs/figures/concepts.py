@@ -148,8 +148,8 @@ def qos() -> Drawing:
     for left in (290, 560):
         publisher, broker = left + 20, left + 215
         lost = left + 120
-        sequence = ", sequence 7" if left == 560 else ""
-        d.arrow((publisher, 84), (lost, 90), text=f"message{sequence}", is_dashed=True)
+        number = " 7" if left == 560 else ""
+        d.arrow((publisher, 84), (lost, 90), text=f"message{number}", is_dashed=True)
         d.text(lost + 12, 95, "✕ lost", anchor="start", color="#c1440e")
         d.arrow((publisher, 128), (broker, 138), text="again")
         d.box(broker - 34, 146, 68, 26, "to disk", fill=WARM, stroke="#c1440e")
@@ -158,7 +158,7 @@ def qos() -> Drawing:
         d.arrow((publisher, 218), (broker, 228), text="again")
         d.arrow((broker, 246), (publisher, 258), text="confirm")
     d.text(407, 296, "a lost confirm can make a second copy after a reconnect", size=11, color=LINE)
-    d.text(677, 296, "the broker recognises sequence 7", size=11, color=LINE)
+    d.text(677, 296, "the broker recognises message 7", size=11, color=LINE)
     return d
 
 
@@ -173,7 +173,7 @@ def job() -> Drawing:
     d.arrow((150, 104), (310, 104), text="lease")
     d.arrow((385, 90), (385, 50), (85, 50), (85, 88))
     d.text(235, 42, "worker quits, dies or stalls; attempt fails")
-    d.text(235, 134, "then the next worker, fence 2", color=LINE)
+    d.text(230, 126, "the next one: fence 2", color=LINE)
     d.arrow((460, 100), (560, 45), (638, 45))
     d.text(548, 36, "result")
     d.arrow((460, 115), (638, 115), text="last failure, deadline")

@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,6 +184,7 @@ async def run_program(block: Block, names: dict[str, Any], address: str) -> None
         if code.co_flags & inspect.CO_COROUTINE:
             await eval(code, names)
         else:
+            names["client"] = names["blocking"]
             await asyncio.to_thread(exec, code, names)
 
 
@@ -197,13 +199,16 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
         return task.payload[:1]
 
     async def publish(client: Any) -> None:
-        while True:
+        for number in count():
             for topic in ("home/room1/temperature", "orders/1"):
                 await client.publish(topic, "21.5")
+            Path("photo").write_text(str(number), encoding="utf-8")
+            await client.send_file("reports/photo", "photo")
             await asyncio.sleep(0.01)
 
     stored: list[Any] = []
     async with godwit.connect(address, name="reader") as client, godwit.connect(address, name="sender") as sender:
+        blocking = await asyncio.to_thread(godwit.sync.connect, address, name="blocking")
         tasks = [asyncio.create_task(worker.run()), asyncio.create_task(publish(sender))]
         async with client.subscribe("home/#") as messages:
             async for _ in messages:
@@ -215,6 +220,7 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
             yield {
                 "godwit": godwit,
                 "client": client,
+                "blocking": blocking,
                 "payload": b"a picture",
                 "picture": b"a picture",
                 "payloads": [b"1", b"2"],
@@ -229,6 +235,7 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(blocking.close)
 
 
 @pytest.mark.parametrize("page", PYTHON)
@@ -240,8 +247,10 @@ def test_programs_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     async def main(address: str) -> None:
         async with surroundings(address) as names:
+            known = dict(names)
             for block in blocks:
                 await run_program(block, names, address)
+                names |= known  # a program may have closed a client of that name
             if page == "docs/guides/devices.md":
                 await devices(names, address)
 

@@ -162,6 +162,10 @@ def test_codes_in_tables_are_links_to_their_pages() -> None:
     assert site.with_code_links("| 102 | OTHER | |", "PROTOCOL.md") == "| 102 | OTHER | |"
 
 
+def test_pipes_in_code_of_tables_are_plain() -> None:
+    assert site.with_plain_pipes("| `int \\| None` | a \\| b |\n`c \\| d`") == "| `int | None` | a \\| b |\n`c \\| d`"
+
+
 def test_diagrams_of_states_become_tables() -> None:
     text = "```mermaid\nstateDiagram-v2\n    [*] --> waiting\n    waiting --> done: result\n    done --> [*]\n```\n"
     assert site.as_tables(text).splitlines()[2:] == ["| | waiting | creation |", "| waiting | done | result |"]

@@ -53,7 +53,7 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
     rows = []
     for parameter in command.get_params(context):
         if parameter.name != "help" and (record := parameter.get_help_record(context)):
-            name = record[0].strip().replace("|", "\\|")
+            name = record[0].strip()
             rows.append(f"| `{name}` | {_cell(record[1])} |")
     if rows:
         yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows, ""])

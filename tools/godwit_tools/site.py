@@ -109,6 +109,13 @@ def with_code_links(text: str, uri: str) -> str:
     return re.sub(rf"^(\| \d+ \| )({names})( \|)", rf"\1[\2]({folder}/\2.md)\3", text, flags=re.MULTILINE)
 
 
+def with_plain_pipes(text: str) -> str:
+    """Remove the backslash before a pipe in a code span of a table: GitHub needs it, and mkdocs would show it."""
+    return re.sub(
+        r"^\|.*$", lambda row: re.sub(r"`[^`]*`", lambda span: span[0].replace("\\|", "|"), row[0]), text, flags=re.M
+    )
+
+
 def _outside_code(text: str, change: Callable[[str], str]) -> str:
     parts = _FENCE.split(text)
     return "".join(part if part.startswith("```") else change(part) for part in parts)
@@ -166,4 +173,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     if page.file.abs_src_path is None:  # generated
         return markdown
     uri = page.file.src_uri
-    return with_code_links(with_site_links(as_tables(markdown), f"docs/{uri}", uri), uri)
+    return with_plain_pipes(with_code_links(with_site_links(as_tables(markdown), f"docs/{uri}", uri), uri))

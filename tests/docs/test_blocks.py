@@ -9,7 +9,6 @@ import shlex
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -199,7 +198,9 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
         return task.payload[:1]
 
     async def publish(client: Any) -> None:
-        for number in count():
+        number = 0
+        while not ended.is_set():
+            number += 1
             for topic in ("home/room1/temperature", "orders/1"):
                 await client.publish(topic, "21.5")
             Path("photo").write_text(str(number), encoding="utf-8")
@@ -207,9 +208,10 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
             await asyncio.sleep(0.01)
 
     stored: list[Any] = []
+    ended = asyncio.Event()
     async with godwit.connect(address, name="reader") as client, godwit.connect(address, name="sender") as sender:
         blocking = await asyncio.to_thread(godwit.sync.connect, address, name="blocking")
-        tasks = [asyncio.create_task(worker.run()), asyncio.create_task(publish(sender))]
+        working, publishing = asyncio.create_task(worker.run()), asyncio.create_task(publish(sender))
         async with client.subscribe("home/#") as messages:
             async for _ in messages:
                 break
@@ -232,9 +234,10 @@ async def surroundings(address: str) -> AsyncIterator[dict[str, Any]]:
                 "print": lambda *_, **__: None,
             }
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ended.set()
+            await publishing
+            worker.stop()
+            await working
             await asyncio.to_thread(blocking.close)
 
 

@@ -23,7 +23,7 @@ export MYPY_CACHE_DIR := $(abspath $(BUILD))/mypy
 export RUFF_CACHE_DIR := $(abspath $(BUILD))/ruff
 PYTEST := -m pytest -o cache_dir=$(abspath $(BUILD))/pytest
 
-.PHONY: help setup writable demo test check soak bench figures lock clean
+.PHONY: help setup writable demo test check soak bench figures docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive, job
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py
 	$(BIN)/python docs/figures/anomalies.py
+	$(BIN)/python docs/figures/concepts.py
+	$(BIN)/python docs/figures/tutorial.py
+
+docs: $(STAMP) ## Build the documentation site in build/site, for a browser without a network; a dead link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean --site-dir $(abspath $(BUILD))/site
+	echo "docs: open $(BUILD)/site/index.html in a browser"
 
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear $(BUILD)/lock

@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[str, str]] = {
         f"{MACHINES} impairment net archive spark pipeline godwit_sim",
         "apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
     ),
-    "godwit_tools": ("__init__ cli errors sync godwit_sim godwit_bench", "rich typer"),
+    "godwit_tools": ("__init__ broker cli errors server sync godwit_sim godwit_bench", "mkdocs msgspec rich typer"),
 }
 
 # Of godwit.wire the core uses values (entries, filters, changes, codes, epochs), never the native protocol's messages.

@@ -156,9 +156,3 @@ def test_without_arguments_an_example_says_what_it_needs(name: str) -> None:
     assert (code, out) == (1, "")
     assert err.startswith(f"usage: python examples/{name} ")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["blocking.py", "subscribe.py"])
-def test_the_readme_shows_the_examples_as_they_are(name: str) -> None:
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    assert f"```python\n{(EXAMPLES / name).read_text(encoding='utf-8')}```" in readme

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests import decoder_docs
+from tests.spark.session import columns, running_broker
 
+import godwit
 from godwit.pipeline.configuration import load_rules
 from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.datasets.catalog import ALL
@@ -17,6 +19,9 @@ from godwit.pipeline.decoders.selection import BUILT_IN, DecoderSet
 from godwit.pipeline.lake import TableSpec
 from godwit.spark.options import READING, WRITING, read_options, write_options
 from godwit.spark.reader import SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "SPARK.md").read_text(encoding="utf-8")
 GIVEN = {"archive": "localhost"}
@@ -96,3 +101,34 @@ def test_the_decoder_of_the_page_works() -> None:
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     found, name = DecoderSet([names["PulseDecoder"]]).decode(DecoderMessage("meters/a/pulse", bytes([0, 0, 1, 0])))
     assert (found, name) == (Decoded([Reading("volume", 256.0, "L", unit_source="decoder")]), "pulse")
+
+
+def test_the_programs_of_the_page_work(spark: SparkSession, tmp_path: Path) -> None:
+    """They read a broker's log, write alerts to it, and write a batch once."""
+    reading, alerting, in_batches = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    with running_broker(tmp_path / "log") as broker:
+        with godwit.sync.connect(broker.address) as client:
+            for value in (21, 35):
+                client.publish("home/attic", f"{value}")
+        names: dict[str, Any] = {"spark": spark}
+
+        def run(program: str) -> None:
+            program = program.replace("localhost:50001", broker.archive.removeprefix("grpc://"))
+            exec(program.replace("/data/alerts", str(tmp_path / "alerts")), names)
+
+        run(reading)
+        assert names["messages"].isStreaming
+        assert names["past"].count() == 2
+        names["readings"] = names["messages"].selectExpr("topic", "CAST(CAST(payload AS string) AS double) AS value")
+        run(alerting)
+        for query in spark.streams.active:
+            query.processAllAvailable()
+            query.stop()
+        run(in_batches)
+        rows = spark.createDataFrame([("alerts/night", "cold")], columns("topic string, payload string"))
+        for _ in range(2):
+            names["alert"](rows, 0)
+        with godwit.sync.connect(broker.address) as client, client.subscribe("alerts/#", start="earliest") as messages:
+            client.publish("alerts/end", "")
+            found = [messages.get(timeout_s=30).topic for _ in range(3)]
+        assert found == ["alerts/home/attic", "alerts/night", "alerts/end"]

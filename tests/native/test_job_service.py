@@ -209,10 +209,11 @@ def test_nameless_clients_keep_their_name_after_a_lost_connection() -> None:
 def test_the_second_connection_of_a_nameless_worker_takes_over_from_the_first() -> None:
     world = DurableWorld()
     ann = JobClient.of(world, "ann")
-    first, second = (JobClient.of(world, None, instance=b"b" * 16) for _ in range(2))
+    first = JobClient.of(world, None, instance=b"b" * 16)
     first.volunteer("resize")
+    second = JobClient.of(world, None, instance=b"b" * 16)
+    assert first.peer.end is Code.TAKEN_OVER
     second.volunteer("resize")
-    first.peer.leave()
     ann.submit("resize", b"x")
     assert second.leases == [(1, 0, 1)]
     second.peer.die()

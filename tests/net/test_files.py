@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +442,9 @@ def test_files_that_cannot_be_sent_are_reported(tmp_path: Path) -> None:
                 await client.send_file("open/t", tmp_path / "missing")
             with pytest.raises(FileTransferError, match="is a folder"):
                 await client.send_file("open/t", tmp_path)
+            os.mkfifo(tmp_path / "pipe")
+            with pytest.raises(FileTransferError, match="is not a regular file"):
+                await client.send_file("open/t", tmp_path / "pipe")
             with pytest.raises(AccessError):
                 await client.send_file("closed/t", tmp_path / "a")
             with pytest.raises(TopicError):
@@ -491,5 +496,32 @@ def test_a_cancel_while_hashing_stops_the_thread(tmp_path: Path, monkeypatch: py
             with pytest.raises(asyncio.CancelledError):
                 await sending
             assert await client.topics() == []
+
+    run(test)
+
+
+def test_a_cancel_while_the_file_is_opened_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_file(tmp_path / "a", 10)
+    opened: list[FileIO] = []
+    begun, may_end = threading.Event(), threading.Event()
+    real_open = files_module._open
+
+    def slow_open(path: Path) -> FileIO:
+        begun.set()
+        assert may_end.wait(60)
+        opened.append(real_open(path))
+        return opened[0]
+
+    monkeypatch.setattr(files_module, "_open", slow_open)
+
+    async def test() -> None:
+        async with broker_and_client() as (_, client):
+            sending = asyncio.create_task(client.send_file("t", tmp_path / "a"))
+            assert await asyncio.to_thread(begun.wait, 60)
+            sending.cancel()
+            asyncio.get_running_loop().call_soon(may_end.set)
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert opened[0].closed
 
     run(test)

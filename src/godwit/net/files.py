@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from io import FileIO
 from operator import length_hint
@@ -78,8 +79,8 @@ async def send_file(
 ) -> SentFile:
     """Send a file, and wait until the broker has confirmed all of it. See AsyncClient.send_file."""
     source = Path(path)
-    file = await _in_thread(_open, source)
-    try:
+    with ExitStack() as files:  # closes the file also after a cancellation during the open
+        file: FileIO = await _in_thread(lambda: files.enter_context(_open(source)))
         before = os.fstat(file.fileno())
         sha256 = await _hash(file, before.st_size, hashing)
         sent_name = wire_name(name if name is not None else source.name)
@@ -95,8 +96,6 @@ async def send_file(
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise _changed(source)
         return SentFile(sent_name, topic, header.size, sha256, min(run.first_byte, header.size), reached)
-    finally:
-        file.close()
 
 
 async def _send_chunks(
@@ -162,6 +161,8 @@ def _open(path: Path) -> FileIO:
     try:
         if path.is_dir():
             raise FileTransferError(f"{path} is a folder: send its files one by one")
+        if path.exists() and not path.is_file():  # the open of a pipe would wait for its writer
+            raise FileTransferError(f"{path} is not a regular file: save its content to one and send that")
         return path.open("rb", buffering=0)
     except OSError as error:
         raise FileTransferError(f"cannot read {path}: {error.strerror or error}; check the path") from error
@@ -181,7 +182,13 @@ def _changed(path: Path) -> FileTransferError:
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    """Run a function in a thread. A cancellation waits for its end: until then the thread uses the file."""
+    future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
 
 
 # -- receiving --------------------------------------------------------------------------------------------------------

@@ -118,3 +118,10 @@ def test_a_job_that_failed_brings_what_there_is(kind: type[JobFailedError]) -> N
             {1: "no disk"},
         )
     assert (kind("x").state, kind("x").results, kind("x").errors) == ("failed", [], {})
+
+
+def test_a_broker_cannot_send_control_characters_to_a_terminal() -> None:
+    error = broker_error(Code.BUSY, "full\x1b]0;title\x07\nTraceback" + "x" * 10_000)
+    assert error.text.startswith("full\\x1b]0;title\\x07\\nTraceback")
+    assert str(error).isprintable()
+    assert len(error.text) < 1100

@@ -220,6 +220,9 @@ class KickedError(BrokerError):
     """Another client, which has the right to do so, removed this client or its subscription."""
 
 
+MAX_LINE_CHARACTERS: Final = 1000
+"""Longer texts of peers are cut in errors and log records."""
+
 FINAL_CODES: Final = frozenset(
     (
         Code.VERSION,
@@ -248,8 +251,20 @@ _BY_CODE: Final[Mapping[int, Callable[[int, str], BrokerError]]] = {
 
 
 def broker_error(code: int, text: str) -> BrokerError:
-    """Return the error for a code of the broker, with the broker's text."""
-    return _BY_CODE.get(code, BrokerError)(code, text)
+    """Return the error for a code of the broker, with the broker's text as one line without control characters."""
+    return _BY_CODE.get(code, BrokerError)(code, printable(text))
+
+
+def printable(text: str) -> str:
+    """Return a text as one line without control characters, because names and texts may come from the network."""
+    if len(text) > MAX_LINE_CHARACTERS:
+        text = f"{text[:MAX_LINE_CHARACTERS]}..."
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 class JobFailedError(GodwitError):

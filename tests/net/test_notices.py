@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from godwit.errors import MAX_LINE_CHARACTERS, printable
 from godwit.net import notices
-from godwit.net.diagnostics import MAX_LINE_CHARACTERS, printable
 from godwit.net.notices import (
     ALL_LINES,
     CLIENT_LINES,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from godwit.errors import AccessError
+from godwit.errors import AccessError, printable
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,7 +32,6 @@ DROPPED_TOPIC: Final = "$sys/network/dropped"
 """The total of all drops; the topics below it have the counters for each reason."""
 REPEAT_S: Final = 10.0
 """How often a client repeats the warning while it cannot reach its broker."""
-MAX_LINE_CHARACTERS: Final = 1000
 
 _logger = logging.getLogger("godwit.net.connection")
 
@@ -57,18 +56,6 @@ def configure_logging(environment: Mapping[str, str] = os.environ) -> logging.Ha
     if level not in LEVELS:
         root.warning("%s is %r: choose %s; debug is used", VARIABLE, level[:40], ", ".join(LEVELS))
     return handler
-
-
-def printable(text: str) -> str:
-    """Return a text as one line without control characters, because names and texts may come from the network."""
-    if len(text) > MAX_LINE_CHARACTERS:
-        text = f"{text[:MAX_LINE_CHARACTERS]}..."
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 class ConnectionReporter:

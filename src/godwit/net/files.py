@@ -30,9 +30,8 @@ from godwit.client.files import (
     wire_name,
 )
 from godwit.client.message import Message
-from godwit.errors import DecodeError, FileTransferError
+from godwit.errors import DecodeError, FileTransferError, printable
 from godwit.limits import MIB
-from godwit.net.diagnostics import printable
 from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, PartialFile, ReceivedFile
 from godwit.net.subscription import AsyncSubscription, BlockingIterator
 from godwit.wire.control import Progressed, ProgressQuery

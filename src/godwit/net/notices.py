@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 import msgspec
 
 from godwit.broker.quotas import Bucket
-from godwit.net.diagnostics import MAX_LINE_CHARACTERS, printable
+from godwit.errors import MAX_LINE_CHARACTERS, printable
 
 LogFormat: TypeAlias = Literal["text", "json"]
 

@@ -31,8 +31,7 @@ from godwit.client.events import Leased, Reported, Revoked, VolunteerAccepted, V
 from godwit.client.message import decode_json, decode_text
 from godwit.client.protocol import ClientProtocol
 from godwit.client.worker import Lease
-from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error
-from godwit.net.diagnostics import printable
+from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error, printable
 
 TaskFailed = TaskFailedError
 """Raised by a handler: `raise TaskFailed("the picture is damaged", final=True)` is not tried again."""

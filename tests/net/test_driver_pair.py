@@ -16,7 +16,7 @@ from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Connected, Event, Received, Train
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def run(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awaitable[None]]) -> None:

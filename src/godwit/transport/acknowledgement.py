@@ -145,6 +145,15 @@ class Acknowledger:
         self._unacknowledged = 1
         self.due_at = now + MAX_ACK_DELAY_S
 
+    def handle_ping(self, now: float) -> None:
+        """Note a packet that is the next one in order and contains only a ping: it is acknowledged immediately.
+
+        Nothing else will follow that the acknowledgement could share a packet with, and a timer would cost as much as
+        the reply.
+        """
+        self.handle_next(now)
+        self.due_at = now
+
     def handle_run(self, count: int, now: float) -> None:
         """Note `count` packets that are the next ones in order and ask for an acknowledgement."""
         received = self._received

@@ -100,6 +100,13 @@ MAX_RESETS_PER_S: Final = 2000
 """For the processor's sake: a restarted server tells all its clients within seconds, and a flood costs little."""
 MAX_ANSWERS_WAITING: Final = 1024
 """Cookies, accepts, refusals and resets that wait for the socket; beyond it they are dropped, and asked for again."""
+HANDSHAKE_COST_A_TURN: Final = 16
+"""What a server spends on handshakes before it serves its open connections again: a hello costs 1, a connect
+CONNECT_COST. Further ones wait."""
+CONNECT_COST: Final = 4
+MAX_HELLOS_WAITING: Final = 16_384
+MAX_CONNECTS_WAITING: Final = 4096
+"""Each client waits once, however often it repeats them. Beyond it they are dropped, and repeated later."""
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 
@@ -254,6 +261,7 @@ assert MAX_HANDSHAKE_APPLICATION_BYTES < BASE_DATAGRAM_BYTES - 300
 assert KEEP_ALIVE_S * 2 < IDLE_TIMEOUT_S
 assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
 assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
+assert CONNECT_COST <= HANDSHAKE_COST_A_TURN
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
 assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES

@@ -503,7 +503,8 @@ class ClientProtocol:
             self._backoff.reset()
         self._detach()
         self.state = "offline"
-        self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
+        pause_s = self._dialer.retry(now, is_restart=code in (Code.SHUTDOWN, Code.RESET))
+        self.pending_events.append(Offline(code, reason, pause_s))
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_by = self._online_since = self._check_at = None

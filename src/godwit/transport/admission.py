@@ -7,6 +7,9 @@ The receive budget bounds the memory of unfinished records over all connections 
 connection, but a server has thousands of them. Records that are incomplete, or that wait for an earlier record, count
 here at their real cost, because a peer can leave them unfinished indefinitely. Complete records belong to the
 application.
+
+Handshakes wait in a queue (HandshakeQueue) when more arrive than a server handles in a turn, so that clients which
+reconnect all at once do not delay the open connections.
 """
 
 from __future__ import annotations
@@ -15,9 +18,17 @@ from collections.abc import Callable
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from godwit.limits import LOGIN_GRACE_S, MAX_UNADMITTED_PER_HOST, MAX_UNFINISHED_BYTES
+from godwit.limits import (
+    CONNECT_COST,
+    LOGIN_GRACE_S,
+    MAX_CONNECTS_WAITING,
+    MAX_HELLOS_WAITING,
+    MAX_UNADMITTED_PER_HOST,
+    MAX_UNFINISHED_BYTES,
+)
 from godwit.transport.events import Address
 from godwit.wire.control_base import Code
+from godwit.wire.packet import ConnectFrame, HelloFrame
 
 if TYPE_CHECKING:
     from godwit.transport.connection import Connection
@@ -30,6 +41,8 @@ def host_of(address: Address) -> str:
     """Return the part of an address that a host cannot choose: its IPv4 address, or the first 64 bits of its IPv6
     address."""
     host = str(address[0])
+    if ":" not in host:
+        return host
     try:
         parsed = IPv6Address(host)
     except AddressValueError:
@@ -86,6 +99,60 @@ class UnadmittedConnections:
             return None
         oldest = next(iter(connections), None)
         return oldest if oldest is not None and now - connections[oldest] >= LOGIN_GRACE_S else None
+
+
+class HandshakeQueue:
+    """Hellos and connects that wait for their turn, each client once: a repeat replaces its address only.
+
+    Connects come first: their clients have a cookie, and the work on them is half done. So no more cookies are issued
+    than connects can be handled, and a cookie does not expire in the queue.
+    """
+
+    __slots__ = ("_connects", "_hellos")
+
+    def __init__(self) -> None:
+        self._hellos: dict[bytes, Address] = {}
+        """The address of each client, by the connection id and nonce of its hello, the oldest first."""
+        self._connects: dict[bytes, tuple[ConnectFrame, Address]] = {}
+
+    def __len__(self) -> int:
+        return len(self._hellos) + len(self._connects)
+
+    def repeat_hello(self, key: bytes, address: Address) -> bool:
+        """Return whether this client waits already, from now on at this address."""
+        if key not in self._hellos:
+            return False
+        self._hellos[key] = address
+        return True
+
+    def add_hello(self, hello: HelloFrame, address: Address) -> bool:
+        """Return False if there is no room."""
+        self._hellos[hello_key(hello)] = address
+        if len(self._hellos) <= MAX_HELLOS_WAITING:
+            return True
+        self._hellos.popitem()
+        return False
+
+    def add_connect(self, connect: ConnectFrame, address: Address) -> bool:
+        """Return False if there is no room."""
+        self._connects[hello_key(connect)] = connect, address
+        if len(self._connects) <= MAX_CONNECTS_WAITING:
+            return True
+        self._connects.popitem()
+        return False
+
+    def next(self) -> tuple[HelloFrame | ConnectFrame, Address, int]:
+        """Remove and return the next one, its address and its cost. Raises StopIteration if there is none."""
+        if self._connects:
+            key = next(iter(self._connects))
+            return *self._connects.pop(key), CONNECT_COST
+        key = next(iter(self._hellos))
+        return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), self._hellos.pop(key), 1
+
+
+def hello_key(frame: HelloFrame | ConnectFrame) -> bytes:
+    """Return what identifies a client in its handshake: the bytes that follow the type of both frames."""
+    return frame.connection_id.to_bytes(8, "big") + frame.nonce
 
 
 REASON: Final = "too many unfinished records wait here: try again later"

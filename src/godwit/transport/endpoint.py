@@ -18,8 +18,8 @@ from math import inf
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
-from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
-from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
+from godwit.limits import BASE_DATAGRAM_BYTES, CONNECT_COST, HANDSHAKE_COST_A_TURN, MAX_ANSWERS_WAITING
+from godwit.transport.admission import HandshakeQueue, ReceiveBudget, UnadmittedConnections
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Components
@@ -32,6 +32,8 @@ from godwit.wire.parameters import Parameters, decode_parameters, encode_paramet
 
 SECRET_BYTES: Final = 32
 _OPEN: Final = ConnectionState.OPEN
+_HELLO_KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + wire.NONCE_BYTES)
+"""Where a hello has its connection id and nonce."""
 _HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 
 
@@ -71,6 +73,10 @@ class Endpoint:
         self.pending_events: list[Event] = []
         """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
         self._answers: deque[Train] = deque()
+        self._handshakes = HandshakeQueue()
+        self._handshakes_at = -inf
+        """The time of the last turn with handshakes, and what they have cost in it."""
+        self._handshake_cost = 0
         self.awake: deque[Connection] = deque()
         """Connections that may have something to send or a new timer, in order of arrival. While it is empty,
         next_train of a client returns None; that of a server may return an answer to a packet without a connection."""
@@ -133,6 +139,8 @@ class Endpoint:
             heappop(timers)
             owner.scheduled_at = None
             owner.handle_timers(now)
+        if self._handshakes:
+            self._handle_waiting(now)
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -176,6 +184,8 @@ class Endpoint:
 
     def next_timer(self) -> float | None:
         """Return when handle_timers is due if no other input comes first, or None."""
+        if self._handshakes:
+            return self.now
         timers = self._timers
         while timers:
             due_at, connection_id = timers[0]
@@ -197,6 +207,11 @@ class Endpoint:
         """The bytes that all connections hold for their applications."""
         dialing = sum(dial.connection.buffered_bytes for dial in self._dials.values())
         return dialing + sum(connection.buffered_bytes for connection in self._connections.values())
+
+    @property
+    def waiting_handshakes(self) -> int:
+        """The number of clients whose hello or connect waits for its turn."""
+        return len(self._handshakes)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -247,6 +262,8 @@ class Endpoint:
     # -- packets without an open connection ---------------------------------------------------------------------------
 
     def _handle_stray(self, packet: bytes, address: Address, now: float) -> None:
+        if self._handshakes and self._handshakes.repeat_hello(packet[_HELLO_KEY], address):
+            return
         try:
             reason = self._handle_unconnected(packet, address, now)
         except DecodeError as error:
@@ -273,12 +290,44 @@ class Endpoint:
         if not self._config.accepts:
             return "unasked_handshake"
         if isinstance(frame, wire.HelloFrame):
-            cookie = self._acceptor.handle_hello(frame, len(packet), address, now)
-            self._answer(address, cookie)
-            return "short_hello" if cookie is None else None
+            if len(packet) >= BASE_DATAGRAM_BYTES and self._must_wait(1, now):
+                return None if self._handshakes.add_hello(frame, address) else "handshake_overflow"
+            return self._handle_hello(frame, len(packet), address, now)
         if isinstance(frame, wire.ConnectFrame):
+            if not self._acceptor.is_proven(frame, address, now):
+                return "bad_cookie"
+            if self._must_wait(CONNECT_COST, now):
+                return None if self._handshakes.add_connect(frame, address) else "handshake_overflow"
             return self._handle_connect(frame, address, now)
         return "unasked_handshake"
+
+    def _must_wait(self, cost: int, now: float) -> bool:
+        """Return whether a handshake waits because others do, or because this turn has had enough of them."""
+        if self._handshakes:
+            return True
+        if now != self._handshakes_at:
+            self._handshakes_at = now
+            self._handshake_cost = 0
+        self._handshake_cost += cost
+        return self._handshake_cost > HANDSHAKE_COST_A_TURN
+
+    def _handle_waiting(self, now: float) -> None:
+        """Handle as many waiting handshakes as a turn allows. The next turn follows at once, see next_timer."""
+        cost = 0
+        while self._handshakes and cost < HANDSHAKE_COST_A_TURN:
+            frame, address, its_cost = self._handshakes.next()
+            cost += its_cost
+            if isinstance(frame, wire.HelloFrame):
+                reason = self._handle_hello(frame, BASE_DATAGRAM_BYTES, address, now)
+            else:
+                reason = self._handle_connect(frame, address, now)
+            if reason is not None:
+                self.dropped[reason] += 1
+
+    def _handle_hello(self, frame: wire.HelloFrame, packet_bytes: int, address: Address, now: float) -> str | None:
+        cookie = self._acceptor.handle_hello(frame, packet_bytes, address, now)
+        self._answer(address, cookie)
+        return "short_hello" if cookie is None else None
 
     def _answer(self, address: Address, packet: bytes | None) -> None:
         if packet is None:
@@ -311,8 +360,7 @@ class Endpoint:
         return None
 
     def _handle_connect(self, frame: wire.ConnectFrame, address: Address, now: float) -> str | None:
-        if not self._acceptor.is_proven(frame, address, now):
-            return "bad_cookie"
+        """Accept or refuse a client whose cookie is right. Return the reason to count, or None."""
         again = self._acceptor.repeated(frame, now)
         if again is not None:
             packet, connection_id = again

@@ -91,6 +91,8 @@ MAX_UNADMITTED_PER_HOST: Final = 64
 """Connections without a login that one host, or IPv6 network of 64 bits, may have for longer than LOGIN_GRACE_S."""
 LOGIN_GRACE_S: Final = 2.0
 """A connection without a login does not make room for another one of the same host sooner than this."""
+MAX_LOGINS_AT_ONCE: Final = 512
+"""While one host has this many connections without a login, none older than LOGIN_GRACE_S, its other connects wait."""
 MAX_HANDSHAKE_APPLICATION_BYTES: Final = 700
 """*protocol*: what an application may put into connect and accept, which fit a base datagram."""
 MAX_REASON_BYTES: Final = 256
@@ -262,6 +264,7 @@ assert KEEP_ALIVE_S * 2 < IDLE_TIMEOUT_S
 assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
 assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
 assert CONNECT_COST <= HANDSHAKE_COST_A_TURN
+assert MAX_UNADMITTED_PER_HOST <= MAX_LOGINS_AT_ONCE
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
 assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES

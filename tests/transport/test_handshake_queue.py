@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 from tests.transport.world import SERVER, World
 
 from godwit.limits import (
     BASE_DATAGRAM_BYTES,
-    CONNECT_COST,
     HANDSHAKE_COST_A_TURN,
+    LOGIN_GRACE_S,
+    MAX_CONNECTS_WAITING,
     MAX_HELLOS_WAITING,
 )
 from godwit.transport import endpoint as endpoint_module
@@ -33,27 +35,59 @@ def connect(number: int) -> wire.ConnectFrame:
     return wire.ConnectFrame(number, number.to_bytes(wire.NONCE_BYTES, "big"), bytes(20), b"")
 
 
-def test_connects_come_first_and_each_kind_in_its_order() -> None:
+def is_free(host: str, now: float) -> float:
+    return now
+
+
+def packet(frame: wire.HelloFrame | wire.ConnectFrame) -> bytes:
+    content = wire.encode_frame(frame)
+    size = BASE_DATAGRAM_BYTES - wire.OVERHEAD_BYTES if isinstance(frame, wire.HelloFrame) else 0
+    return wire.encode_packet(0, 0, content.ljust(size, b"\0"))
+
+
+def test_each_kind_in_its_order() -> None:
     queue = HandshakeQueue()
     for number in (1, 2):
         assert queue.add_hello(hello(number), HERE)
     for number in (3, 4):
         assert queue.add_connect(connect(number), HERE)
     assert len(queue) == 4
-    order = [queue.next() for _ in range(4)]
-    assert [frame for frame, _, _ in order] == [connect(3), connect(4), hello(1), hello(2)]
-    assert [cost for _, _, cost in order] == [CONNECT_COST, CONNECT_COST, 1, 1]
+    assert [queue.next_connect(is_free, 5.0) for _ in range(3)] == [(connect(3), HERE), (connect(4), HERE), inf]
+    assert [queue.next_hello() for _ in range(3)] == [(hello(1), HERE), (hello(2), HERE), None]
     assert not queue
 
 
-def test_a_client_waits_once_and_keeps_its_place_at_its_new_address() -> None:
+def test_a_client_waits_once_and_keeps_its_place() -> None:
     queue = HandshakeQueue()
     for number in (1, 2, 1):
         queue.add_hello(hello(number), HERE)
-    assert queue.repeat_hello((1).to_bytes(8, "big") + hello(1).nonce, THERE)
-    assert not queue.repeat_hello((3).to_bytes(8, "big") + hello(3).nonce, THERE)
-    assert [queue.next()[:2] for _ in range(2)] == [(hello(1), THERE), (hello(2), HERE)]
+    assert queue.is_repeat(packet(hello(1)), THERE)  # the answer goes to its new address
+    assert not queue.is_repeat(packet(hello(3)), THERE)
+    assert not queue.is_repeat(packet(connect(1)), THERE)  # it has a cookie by now
+    assert [queue.next_hello() for _ in range(2)] == [(hello(1), THERE), (hello(2), HERE)]
+    queue.add_connect(connect(4), HERE)
+    assert queue.is_repeat(packet(connect(4)), HERE)
+    assert queue.is_repeat(packet(hello(4)), HERE)
+    assert not queue.is_repeat(packet(connect(4)), THERE)  # its cookie must be checked again
+    queue.add_connect(connect(4), THERE)
+    assert len(queue) == 1
+    assert queue.next_connect(is_free, 5.0) == (connect(4), THERE)
     assert not queue
+
+
+def test_hosts_take_turns_and_those_that_are_not_free_wait() -> None:
+    queue = HandshakeQueue()
+    for number in range(3):
+        queue.add_connect(connect(number), HERE)
+    queue.add_connect(connect(8), THERE)
+    queue.add_connect(connect(9), THERE)
+
+    def free_at(host: str, now: float) -> float:
+        return now + 1.5 if host == HERE[0] and len(queue) < 4 else now
+
+    order = [queue.next_connect(free_at, 5.0) for _ in range(5)]
+    assert order == [(connect(0), HERE), (connect(8), THERE), (connect(9), THERE), 6.5, 6.5]
+    assert queue.next_connect(is_free, 6.5) == (connect(1), HERE)
 
 
 def test_it_is_bounded() -> None:
@@ -62,15 +96,20 @@ def test_it_is_bounded() -> None:
     assert not queue.add_hello(hello(MAX_HELLOS_WAITING), HERE)
     assert queue.add_hello(hello(0), HERE)
     assert len(queue) == MAX_HELLOS_WAITING
+    assert all(queue.add_connect(connect(number), HERE) for number in range(MAX_CONNECTS_WAITING))
+    assert not queue.add_connect(connect(MAX_CONNECTS_WAITING), HERE)
+    assert queue.add_connect(connect(0), HERE)
+    assert len(queue) == MAX_HELLOS_WAITING + MAX_CONNECTS_WAITING
 
 
 class Storm:
     """A server, and many clients that begin at once: all of their packets arrive before the server's next turn."""
 
-    def __init__(self, seed: int, count: int) -> None:
+    def __init__(self, seed: int, count: int, *, needs_admission: bool = False) -> None:
         rng = random.Random(seed)
         self.now = 100.0
-        self.server = Endpoint(EndpointConfig(accepts=True), entropy=rng.randbytes)
+        config = EndpointConfig(accepts=True, needs_admission=needs_admission)
+        self.server = Endpoint(config, entropy=rng.randbytes)
         self.clients: dict[Address, Endpoint] = {}
         self.connections: list[Connection] = []
         for number in range(count):
@@ -127,8 +166,8 @@ def test_an_open_connection_is_served_before_handshakes_that_wait() -> None:
     world = World()
     client, _ = world.connect()
     for number in range(1, 500):
-        packet = wire.encode_packet(0, 0, wire.encode_frame(hello(number)).ljust(BASE_DATAGRAM_BYTES - 17, b"\0"))
-        world.server.endpoint.receive(Train(HERE, packet, len(packet)), world.now)
+        data = packet(hello(number))
+        world.server.endpoint.receive(Train(HERE, data, len(data)), world.now)
     assert world.server.endpoint.waiting_handshakes > 400
     client.send(0, b"request")
     for train in world.client.endpoint.trains(world.now):
@@ -141,8 +180,8 @@ def test_an_open_connection_is_served_before_handshakes_that_wait() -> None:
 def test_a_wrong_cookie_does_not_wait() -> None:
     world = World()
     for number in range(1, 20):
-        packet = wire.encode_packet(0, 0, wire.encode_frame(connect(number)))
-        world.server.endpoint.receive(Train(HERE, packet, len(packet)), world.now)
+        data = packet(connect(number))
+        world.server.endpoint.receive(Train(HERE, data, len(data)), world.now)
     assert world.server.endpoint.dropped == {"bad_cookie": 19}
     assert not world.server.endpoint.waiting_handshakes
 
@@ -153,3 +192,39 @@ def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     storm.turn()
     assert storm.server.dropped["handshake_overflow"] == 100 - HANDSHAKE_COST_A_TURN - 10
     storm.run()  # clients that were dropped repeat their hello
+
+
+def test_the_clients_of_a_host_wait_while_many_others_of_it_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.transport.admission.MAX_LOGINS_AT_ONCE", 10)
+    storm = Storm(1, 60, needs_admission=True)
+    for _ in range(100):
+        storm.turn()
+    assert len(storm.server.connections) == 10
+    due = storm.server.next_timer()
+    assert due is not None
+    assert due > storm.now  # no turn without work
+    for connection in list(storm.server.connections.values())[:4]:
+        connection.admit()
+    due = storm.server.next_timer()
+    assert due is not None
+    assert due <= storm.now
+    for _ in range(20):
+        storm.turn()
+    assert len(storm.server.connections) == 14
+    for _ in range(50):
+        for connection in storm.server.connections.values():
+            connection.admit()
+        for _ in range(20):
+            storm.turn()
+    assert len(storm.server.connections) == 60
+    assert storm.server.dropped["evicted"] == 0
+
+
+def test_those_that_do_not_log_in_hold_up_others_of_their_host_for_a_short_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("godwit.transport.admission.MAX_LOGINS_AT_ONCE", 10)
+    storm = Storm(1, 20, needs_admission=True)
+    for _ in range(int(LOGIN_GRACE_S * 1000) + 100):
+        storm.turn()
+    assert len(storm.server.connections) == 20

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import AddressValueError, IPv6Address
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from godwit.limits import (
-    CONNECT_COST,
     LOGIN_GRACE_S,
     MAX_CONNECTS_WAITING,
     MAX_HELLOS_WAITING,
+    MAX_LOGINS_AT_ONCE,
     MAX_UNADMITTED_PER_HOST,
     MAX_UNFINISHED_BYTES,
 )
 from godwit.transport.events import Address
 from godwit.wire.control_base import Code
-from godwit.wire.packet import ConnectFrame, HelloFrame
+from godwit.wire.packet import HEADER, HELLO, NONCE_BYTES, ConnectFrame, HelloFrame
 
 if TYPE_CHECKING:
     from godwit.transport.connection import Connection
@@ -53,9 +54,11 @@ def host_of(address: Address) -> str:
 class UnadmittedConnections:
     """The slots of connections that the application has not admitted, by host."""
 
-    __slots__ = ("_by_host", "_hosts", "_slots")
+    __slots__ = ("_by_host", "_hosts", "_slots", "removals")
 
     def __init__(self, max_connections: int) -> None:
+        self.removals = 0
+        """How many connections were removed so far."""
         self._slots = max(max_connections // SHARE, min(max_connections, MAX_UNADMITTED_PER_HOST))
         self._by_host: dict[str, dict[int, float]] = {}
         """The time when each connection was accepted, by host and connection id, oldest first."""
@@ -73,6 +76,7 @@ class UnadmittedConnections:
         """Remove a connection that was admitted or has ended. Does nothing if it is not here."""
         host = self._hosts.pop(connection_id, None)
         if host is not None:
+            self.removals += 1
             connections = self._by_host[host]
             del connections[connection_id]
             if not connections:
@@ -80,6 +84,16 @@ class UnadmittedConnections:
 
     def is_full(self) -> bool:
         return len(self._hosts) >= self._slots
+
+    def free_at(self, host: str, now: float) -> float:
+        """Return when another connection of this host can be accepted without work that is lost: now, or later.
+
+        A client that is accepted long before it can log in may be evicted meanwhile, and would have to begin again.
+        """
+        connections = self._by_host.get(host)
+        if connections is None or len(connections) < MAX_LOGINS_AT_ONCE:
+            return now
+        return max(now, next(iter(connections.values())) + LOGIN_GRACE_S)
 
     def victim(self, address: Address, now: float, *, must_have: bool) -> int | None:
         """Return the connection to close in favour of a new one from this address, or None.
@@ -102,32 +116,41 @@ class UnadmittedConnections:
 
 
 class HandshakeQueue:
-    """Hellos and connects that wait for their turn, each client once: a repeat replaces its address only.
+    """Hellos and connects that wait for their turn, each client once.
 
     Connects come first: their clients have a cookie, and the work on them is half done. So no more cookies are issued
-    than connects can be handled, and a cookie does not expire in the queue.
+    than connects can be handled, and a cookie does not expire in the queue. Hosts with connects take turns.
     """
 
-    __slots__ = ("_connects", "_hellos")
+    __slots__ = ("_connects", "_connects_of_host", "_hellos")
 
     def __init__(self) -> None:
         self._hellos: dict[bytes, Address] = {}
         """The address of each client, by the connection id and nonce of its hello, the oldest first."""
         self._connects: dict[bytes, tuple[ConnectFrame, Address]] = {}
+        self._connects_of_host: dict[str, dict[bytes, None]] = {}
+        """The keys of all connects, by host, the next host first."""
 
     def __len__(self) -> int:
         return len(self._hellos) + len(self._connects)
 
-    def repeat_hello(self, key: bytes, address: Address) -> bool:
-        """Return whether this client waits already, from now on at this address."""
-        if key not in self._hellos:
+    def is_repeat(self, packet: bytes, address: Address) -> bool:
+        """Return whether this packet without a connection repeats a handshake that waits already.
+
+        A hello from another address waits for the answer there from now on.
+        """
+        key = packet[_KEY]
+        waiting = self._connects.get(key)
+        if waiting is not None:
+            return waiting[1] == address
+        if key not in self._hellos or packet[HEADER.size] != HELLO:
             return False
         self._hellos[key] = address
         return True
 
     def add_hello(self, hello: HelloFrame, address: Address) -> bool:
         """Return False if there is no room."""
-        self._hellos[hello_key(hello)] = address
+        self._hellos[_key_of(hello)] = address
         if len(self._hellos) <= MAX_HELLOS_WAITING:
             return True
         self._hellos.popitem()
@@ -135,23 +158,52 @@ class HandshakeQueue:
 
     def add_connect(self, connect: ConnectFrame, address: Address) -> bool:
         """Return False if there is no room."""
-        self._connects[hello_key(connect)] = connect, address
-        if len(self._connects) <= MAX_CONNECTS_WAITING:
-            return True
-        self._connects.popitem()
-        return False
+        key = _key_of(connect)
+        former = self._connects.get(key)
+        if former is not None:
+            self._remove(key, host_of(former[1]))
+        elif len(self._connects) >= MAX_CONNECTS_WAITING:
+            return False
+        self._connects[key] = connect, address
+        self._connects_of_host.setdefault(host_of(address), {})[key] = None
+        return True
 
-    def next(self) -> tuple[HelloFrame | ConnectFrame, Address, int]:
-        """Remove and return the next one, its address and its cost. Raises StopIteration if there is none."""
-        if self._connects:
-            key = next(iter(self._connects))
-            return *self._connects.pop(key), CONNECT_COST
+    def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:
+        """Remove and return the next connect of a host that is free now. If there is none, return when one will be.
+
+        `free_at`: see UnadmittedConnections. Without any connect, the result is infinite.
+        """
+        earliest = inf
+        for host, keys in self._connects_of_host.items():
+            at = free_at(host, now)
+            if at <= now:
+                key = next(iter(keys))
+                del self._connects_of_host[host]
+                self._connects_of_host[host] = keys  # the other hosts have their turn first
+                return self._remove(key, host)
+            earliest = min(earliest, at)
+        return earliest
+
+    def next_hello(self) -> tuple[HelloFrame, Address] | None:
+        """Remove and return the oldest hello, or None if there is none."""
+        if not self._hellos:
+            return None
         key = next(iter(self._hellos))
-        return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), self._hellos.pop(key), 1
+        return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), self._hellos.pop(key)
+
+    def _remove(self, key: bytes, host: str) -> tuple[ConnectFrame, Address]:
+        keys = self._connects_of_host[host]
+        del keys[key]
+        if not keys:
+            del self._connects_of_host[host]
+        return self._connects.pop(key)
 
 
-def hello_key(frame: HelloFrame | ConnectFrame) -> bytes:
-    """Return what identifies a client in its handshake: the bytes that follow the type of both frames."""
+_KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + NONCE_BYTES)
+"""The connection id and nonce of a client: they follow the type of both frames."""
+
+
+def _key_of(frame: HelloFrame | ConnectFrame) -> bytes:
     return frame.connection_id.to_bytes(8, "big") + frame.nonce
 
 

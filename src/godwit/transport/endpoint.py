@@ -19,7 +19,7 @@ from typing import Final
 
 from godwit.errors import DecodeError, UsageError
 from godwit.limits import BASE_DATAGRAM_BYTES, CONNECT_COST, HANDSHAKE_COST_A_TURN, MAX_ANSWERS_WAITING
-from godwit.transport.admission import HandshakeQueue, ReceiveBudget, UnadmittedConnections
+from godwit.transport.admission import HandshakeQueue, ReceiveBudget, UnadmittedConnections, host_of
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Components
@@ -32,8 +32,6 @@ from godwit.wire.parameters import Parameters, decode_parameters, encode_paramet
 
 SECRET_BYTES: Final = 32
 _OPEN: Final = ConnectionState.OPEN
-_HELLO_KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + wire.NONCE_BYTES)
-"""Where a hello has its connection id and nonce."""
 _HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 
 
@@ -77,6 +75,9 @@ class Endpoint:
         self._handshakes_at = -inf
         """The time of the last turn with handshakes, and what they have cost in it."""
         self._handshake_cost = 0
+        self._handshakes_blocked: tuple[float, int] | None = None
+        """Until when no waiting handshake can be handled, and the number of removed unadmitted connections then: after
+        another removal one may be."""
         self.awake: deque[Connection] = deque()
         """Connections that may have something to send or a new timer, in order of arrival. While it is empty,
         next_train of a client returns None; that of a server may return an answer to a packet without a connection."""
@@ -184,8 +185,15 @@ class Endpoint:
 
     def next_timer(self) -> float | None:
         """Return when handle_timers is due if no other input comes first, or None."""
-        if self._handshakes:
-            return self.now
+        due_at = self._next_connection_timer()
+        if not self._handshakes:
+            return due_at
+        handshake_at = self.now
+        if self._handshakes_blocked is not None and self._handshakes_blocked[1] == self._unadmitted.removals:
+            handshake_at = max(handshake_at, self._handshakes_blocked[0])
+        return handshake_at if due_at is None else min(due_at, handshake_at)
+
+    def _next_connection_timer(self) -> float | None:
         timers = self._timers
         while timers:
             due_at, connection_id = timers[0]
@@ -262,7 +270,7 @@ class Endpoint:
     # -- packets without an open connection ---------------------------------------------------------------------------
 
     def _handle_stray(self, packet: bytes, address: Address, now: float) -> None:
-        if self._handshakes and self._handshakes.repeat_hello(packet[_HELLO_KEY], address):
+        if self._handshakes and len(packet) > HEADER.size and self._handshakes.is_repeat(packet, address):
             return
         try:
             reason = self._handle_unconnected(packet, address, now)
@@ -291,12 +299,14 @@ class Endpoint:
             return "unasked_handshake"
         if isinstance(frame, wire.HelloFrame):
             if len(packet) >= BASE_DATAGRAM_BYTES and self._must_wait(1, now):
+                self._handshakes_blocked = None
                 return None if self._handshakes.add_hello(frame, address) else "handshake_overflow"
             return self._handle_hello(frame, len(packet), address, now)
         if isinstance(frame, wire.ConnectFrame):
             if not self._acceptor.is_proven(frame, address, now):
                 return "bad_cookie"
-            if self._must_wait(CONNECT_COST, now):
+            if self._must_wait(CONNECT_COST, now) or self._unadmitted.free_at(host_of(address), now) > now:
+                self._handshakes_blocked = None
                 return None if self._handshakes.add_connect(frame, address) else "handshake_overflow"
             return self._handle_connect(frame, address, now)
         return "unasked_handshake"
@@ -313,14 +323,20 @@ class Endpoint:
 
     def _handle_waiting(self, now: float) -> None:
         """Handle as many waiting handshakes as a turn allows. The next turn follows at once, see next_timer."""
+        queue = self._handshakes
         cost = 0
-        while self._handshakes and cost < HANDSHAKE_COST_A_TURN:
-            frame, address, its_cost = self._handshakes.next()
-            cost += its_cost
-            if isinstance(frame, wire.HelloFrame):
-                reason = self._handle_hello(frame, BASE_DATAGRAM_BYTES, address, now)
+        self._handshakes_blocked = None
+        while cost < HANDSHAKE_COST_A_TURN:
+            connect = queue.next_connect(self._unadmitted.free_at, now)
+            if not isinstance(connect, float):
+                cost += CONNECT_COST
+                reason = self._handle_connect(*connect, now)
+            elif (hello := queue.next_hello()) is not None:
+                cost += 1
+                reason = self._handle_hello(hello[0], BASE_DATAGRAM_BYTES, hello[1], now)
             else:
-                reason = self._handle_connect(frame, address, now)
+                self._handshakes_blocked = connect, self._unadmitted.removals
+                return
             if reason is not None:
                 self.dropped[reason] += 1
 

@@ -16,7 +16,7 @@ from godwit.limits import (
     MAX_HELLOS_WAITING,
 )
 from godwit.transport import endpoint as endpoint_module
-from godwit.transport.admission import HandshakeQueue
+from godwit.transport.admission import SHARE, HandshakeQueue
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
@@ -96,9 +96,14 @@ def test_it_is_bounded() -> None:
     assert not queue.add_hello(hello(MAX_HELLOS_WAITING), HERE)
     assert queue.add_hello(hello(0), HERE)
     assert len(queue) == MAX_HELLOS_WAITING
-    assert all(queue.add_connect(connect(number), HERE) for number in range(MAX_CONNECTS_WAITING))
-    assert not queue.add_connect(connect(MAX_CONNECTS_WAITING), HERE)
-    assert queue.add_connect(connect(0), HERE)
+    most = MAX_CONNECTS_WAITING // SHARE
+    for host in range(SHARE):
+        of_host = range(host * most, (host + 1) * most)
+        assert all(queue.add_connect(connect(number), (f"192.0.2.{host}", 1)) for number in of_host)
+        assert not queue.add_connect(connect(MAX_CONNECTS_WAITING + host), (f"192.0.2.{host}", 1))
+    assert len(queue) == MAX_HELLOS_WAITING + MAX_CONNECTS_WAITING
+    assert not queue.add_connect(connect(2 * MAX_CONNECTS_WAITING), ("192.0.2.100", 1))
+    assert queue.add_connect(connect(0), ("192.0.2.0", 2))
     assert len(queue) == MAX_HELLOS_WAITING + MAX_CONNECTS_WAITING
 
 

@@ -11,12 +11,13 @@ import random
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Final
 
 from godwit.client.config import ClientConfig
 from godwit.client.dialer import RESTART_SPREAD_S, Backoff
-from godwit.errors import GodwitError
+from godwit.errors import ConnectionClosedError, GodwitError
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
@@ -85,7 +86,8 @@ class _Side:
             endpoint.handle_timers(now)
         if endpoint.pending_events:
             for event in endpoint.events():
-                self._handle(event, now)
+                with suppress(ConnectionClosedError):  # its Closed event follows
+                    self._handle(event, now)
         while (train := endpoint.next_train(now)) is not None:
             self.udp.send(train)  # a full buffer is a loss, as in a network
 

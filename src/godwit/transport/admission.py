@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from godwit.transport.connection import Connection
 
 SHARE: Final = 4
-"""One connection in SHARE may be without a login."""
+"""One connection in SHARE may be without a login, and one waiting connect in SHARE may be of the same host."""
 
 
 def host_of(address: Address) -> str:
@@ -164,8 +164,11 @@ class HandshakeQueue:
             self._remove(key, host_of(former[1]))
         elif len(self._connects) >= MAX_CONNECTS_WAITING:
             return False
+        keys = self._connects_of_host.setdefault(host_of(address), {})
+        if len(keys) >= MAX_CONNECTS_WAITING // SHARE:
+            return False
+        keys[key] = None
         self._connects[key] = connect, address
-        self._connects_of_host.setdefault(host_of(address), {})[key] = None
         return True
 
     def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:

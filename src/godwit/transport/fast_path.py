@@ -167,6 +167,7 @@ class FastReceiver:
             or crc32c(packet) != INTACT
         ):
             return NOT_HANDLED
+        acknowledger.handle_next(now)
         acknowledger.handle_ping(now)
         return HANDLED
 

@@ -79,7 +79,7 @@ class _Side:
             self.endpoint.receive(train, now)
 
     def run(self, now: float) -> None:
-        """Handle due timers and all events, and send what is ready."""
+        """Handle due timers and all events, and send all packets that are ready."""
         endpoint = self.endpoint
         due = endpoint.next_timer()
         if due is not None and due <= now:

@@ -334,7 +334,7 @@ class Delivery:
     def _next_reader(self, subscription: BrokerSubscription, peer: Peer) -> BrokerSubscription | None:
         """Return the subscription for which the log is read now, or None if a read under way serves this one too.
 
-        It is the furthest behind of those that a read can serve together with this one, see SHARED_OFFSETS.
+        It is the furthest behind of the subscriptions that one read can serve with this one, see SHARED_OFFSETS.
         """
         if len(peer.reading) >= READS_AT_ONCE:
             return None

@@ -149,7 +149,7 @@ class HandshakeQueue:
         return True
 
     def add_hello(self, hello: HelloFrame, address: Address) -> bool:
-        """Return False if there is no room."""
+        """Add it; return False if the queue is full."""
         self._hellos[_key_of(hello)] = address
         if len(self._hellos) <= MAX_HELLOS_WAITING:
             return True
@@ -157,7 +157,7 @@ class HandshakeQueue:
         return False
 
     def add_connect(self, connect: ConnectFrame, address: Address) -> bool:
-        """Return False if there is no room."""
+        """Add it; return False if the queue is full."""
         key = _key_of(connect)
         former = self._connects.get(key)
         if former is not None:
@@ -172,7 +172,7 @@ class HandshakeQueue:
         return True
 
     def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:
-        """Remove and return the next connect of a host that is free now. If there is none, return when one will be.
+        """Remove and return the next connect of a free host. If all hosts are busy, return when one will be free.
 
         `free_at`: see UnadmittedConnections. Without any connect, the result is infinite.
         """
@@ -188,7 +188,7 @@ class HandshakeQueue:
         return earliest
 
     def next_hello(self) -> tuple[HelloFrame, Address] | None:
-        """Remove and return the oldest hello, or None if there is none."""
+        """Remove and return the oldest hello; None without any."""
         if not self._hellos:
             return None
         key = next(iter(self._hellos))

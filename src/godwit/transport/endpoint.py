@@ -73,7 +73,7 @@ class Endpoint:
         self._answers: deque[Train] = deque()
         self._handshakes = HandshakeQueue()
         self._handshakes_at = -inf
-        """The time of the last turn with handshakes, and what they have cost in it."""
+        """The time of the last turn with handshakes, and their cost in it."""
         self._handshake_cost = 0
         self._handshakes_blocked: tuple[float, int] | None = None
         """Until when no waiting handshake can be handled, and the number of removed unadmitted connections then: after

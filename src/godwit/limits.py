@@ -108,7 +108,9 @@ CONNECT_COST. Further ones wait."""
 CONNECT_COST: Final = 4
 MAX_HELLOS_WAITING: Final = 16_384
 MAX_CONNECTS_WAITING: Final = 4096
-"""Each client waits once, however often it repeats them. Beyond it they are dropped, and repeated later."""
+HANDSHAKE_STALE_S: Final = 3.0
+"""Each client waits once, however often it repeats them. Beyond it they are dropped, and repeated later. One that was
+not repeated for HANDSHAKE_STALE_S is dropped too: its client has given up or begun anew."""
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 
@@ -264,6 +266,7 @@ assert KEEP_ALIVE_S * 2 < IDLE_TIMEOUT_S
 assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
 assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
 assert CONNECT_COST <= HANDSHAKE_COST_A_TURN
+assert 4 * MAX_HANDSHAKE_RETRY_S < HANDSHAKE_STALE_S < HANDSHAKE_TIMEOUT_S
 assert MAX_UNADMITTED_PER_HOST <= MAX_LOGINS_AT_ONCE
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100

@@ -11,6 +11,7 @@ from tests.transport.world import SERVER, World
 from godwit.limits import (
     BASE_DATAGRAM_BYTES,
     HANDSHAKE_COST_A_TURN,
+    HANDSHAKE_STALE_S,
     LOGIN_GRACE_S,
     MAX_CONNECTS_WAITING,
     MAX_HELLOS_WAITING,
@@ -48,28 +49,28 @@ def packet(frame: wire.HelloFrame | wire.ConnectFrame) -> bytes:
 def test_each_kind_in_its_order() -> None:
     queue = HandshakeQueue()
     for number in (1, 2):
-        assert queue.add_hello(hello(number), HERE)
+        assert queue.add_hello(hello(number), HERE, 5.0)
     for number in (3, 4):
-        assert queue.add_connect(connect(number), HERE)
+        assert queue.add_connect(connect(number), HERE, 5.0)
     assert len(queue) == 4
     assert [queue.next_connect(is_free, 5.0) for _ in range(3)] == [(connect(3), HERE), (connect(4), HERE), inf]
-    assert [queue.next_hello() for _ in range(3)] == [(hello(1), HERE), (hello(2), HERE), None]
+    assert [queue.next_hello(5.0) for _ in range(3)] == [(hello(1), HERE), (hello(2), HERE), None]
     assert not queue
 
 
 def test_a_client_waits_once_and_keeps_its_place() -> None:
     queue = HandshakeQueue()
     for number in (1, 2, 1):
-        queue.add_hello(hello(number), HERE)
-    assert queue.is_repeat(packet(hello(1)), THERE)  # the answer goes to its new address
-    assert not queue.is_repeat(packet(hello(3)), THERE)
-    assert not queue.is_repeat(packet(connect(1)), THERE)  # it has a cookie by now
-    assert [queue.next_hello() for _ in range(2)] == [(hello(1), THERE), (hello(2), HERE)]
-    queue.add_connect(connect(4), HERE)
-    assert queue.is_repeat(packet(connect(4)), HERE)
-    assert queue.is_repeat(packet(hello(4)), HERE)
-    assert not queue.is_repeat(packet(connect(4)), THERE)  # its cookie must be checked again
-    queue.add_connect(connect(4), THERE)
+        queue.add_hello(hello(number), HERE, 5.0)
+    assert queue.is_repeat(packet(hello(1)), THERE, 5.0)  # the answer goes to its new address
+    assert not queue.is_repeat(packet(hello(3)), THERE, 5.0)
+    assert not queue.is_repeat(packet(connect(1)), THERE, 5.0)  # it has a cookie by now
+    assert [queue.next_hello(5.0) for _ in range(2)] == [(hello(1), THERE), (hello(2), HERE)]
+    queue.add_connect(connect(4), HERE, 5.0)
+    assert queue.is_repeat(packet(connect(4)), HERE, 5.0)
+    assert queue.is_repeat(packet(hello(4)), HERE, 5.0)
+    assert not queue.is_repeat(packet(connect(4)), THERE, 5.0)  # its cookie must be checked again
+    queue.add_connect(connect(4), THERE, 5.0)
     assert len(queue) == 1
     assert queue.next_connect(is_free, 5.0) == (connect(4), THERE)
     assert not queue
@@ -78,9 +79,9 @@ def test_a_client_waits_once_and_keeps_its_place() -> None:
 def test_hosts_take_turns_and_those_that_are_not_free_wait() -> None:
     queue = HandshakeQueue()
     for number in range(3):
-        queue.add_connect(connect(number), HERE)
-    queue.add_connect(connect(8), THERE)
-    queue.add_connect(connect(9), THERE)
+        queue.add_connect(connect(number), HERE, 5.0)
+    queue.add_connect(connect(8), THERE, 5.0)
+    queue.add_connect(connect(9), THERE, 5.0)
 
     def free_at(host: str, now: float) -> float:
         return now + 1.5 if host == HERE[0] and len(queue) < 4 else now
@@ -90,20 +91,35 @@ def test_hosts_take_turns_and_those_that_are_not_free_wait() -> None:
     assert queue.next_connect(is_free, 6.5) == (connect(1), HERE)
 
 
+def test_packets_that_their_clients_no_longer_repeat_are_dropped() -> None:
+    queue = HandshakeQueue()
+    for number in range(4):
+        queue.add_hello(hello(number), HERE, 5.0)
+        queue.add_connect(connect(10 + number), HERE, 5.0)
+    later = 5.0 + HANDSHAKE_STALE_S
+    assert queue.is_repeat(packet(hello(2)), HERE, later)
+    assert queue.is_repeat(packet(connect(13)), HERE, later)
+    assert queue.next_connect(is_free, later + 0.1) == (connect(13), HERE)
+    assert queue.next_hello(later + 0.1) == (hello(2), HERE)
+    assert queue.next_connect(is_free, later + 0.1) == inf
+    assert queue.next_hello(later + 0.1) is None
+    assert not queue
+
+
 def test_it_is_bounded() -> None:
     queue = HandshakeQueue()
-    assert all(queue.add_hello(hello(number), HERE) for number in range(MAX_HELLOS_WAITING))
-    assert not queue.add_hello(hello(MAX_HELLOS_WAITING), HERE)
-    assert queue.add_hello(hello(0), HERE)
+    assert all(queue.add_hello(hello(number), HERE, 5.0) for number in range(MAX_HELLOS_WAITING))
+    assert not queue.add_hello(hello(MAX_HELLOS_WAITING), HERE, 5.0)
+    assert queue.add_hello(hello(0), HERE, 5.0)
     assert len(queue) == MAX_HELLOS_WAITING
     most = MAX_CONNECTS_WAITING // SHARE
     for host in range(SHARE):
         of_host = range(host * most, (host + 1) * most)
-        assert all(queue.add_connect(connect(number), (f"192.0.2.{host}", 1)) for number in of_host)
-        assert not queue.add_connect(connect(MAX_CONNECTS_WAITING + host), (f"192.0.2.{host}", 1))
+        assert all(queue.add_connect(connect(number), (f"192.0.2.{host}", 1), 5.0) for number in of_host)
+        assert not queue.add_connect(connect(MAX_CONNECTS_WAITING + host), (f"192.0.2.{host}", 1), 5.0)
     assert len(queue) == MAX_HELLOS_WAITING + MAX_CONNECTS_WAITING
-    assert not queue.add_connect(connect(2 * MAX_CONNECTS_WAITING), ("192.0.2.100", 1))
-    assert queue.add_connect(connect(0), ("192.0.2.0", 2))
+    assert not queue.add_connect(connect(2 * MAX_CONNECTS_WAITING), ("192.0.2.100", 1), 5.0)
+    assert queue.add_connect(connect(0), ("192.0.2.0", 2), 5.0)
     assert len(queue) == MAX_HELLOS_WAITING + MAX_CONNECTS_WAITING
 
 

@@ -20,6 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from godwit.limits import (
+    HANDSHAKE_STALE_S,
     LOGIN_GRACE_S,
     MAX_CONNECTS_WAITING,
     MAX_HELLOS_WAITING,
@@ -119,22 +120,24 @@ class HandshakeQueue:
     """Hellos and connects that wait for their turn, each client once.
 
     Connects come first: their clients have a cookie, and the work on them is half done. So no more cookies are issued
-    than connects can be handled, and a cookie does not expire in the queue. Hosts with connects take turns.
+    than connects can be handled, and a cookie does not expire in the queue. Hosts with connects take turns. Packets
+    that their clients no longer repeat are stale: answers to them would be wasted.
     """
 
     __slots__ = ("_connects", "_connects_of_host", "_hellos")
 
     def __init__(self) -> None:
-        self._hellos: dict[bytes, Address] = {}
-        """The address of each client, by the connection id and nonce of its hello, the oldest first."""
-        self._connects: dict[bytes, tuple[ConnectFrame, Address]] = {}
+        self._hellos: dict[bytes, tuple[Address, float]] = {}
+        """The address of each client and when it last sent its hello, by the connection id and nonce of the hello, the
+        oldest first."""
+        self._connects: dict[bytes, tuple[ConnectFrame, Address, float]] = {}
         self._connects_of_host: dict[str, dict[bytes, None]] = {}
         """The keys of all connects, by host, the next host first."""
 
     def __len__(self) -> int:
         return len(self._hellos) + len(self._connects)
 
-    def is_repeat(self, packet: bytes, address: Address) -> bool:
+    def is_repeat(self, packet: bytes, address: Address, now: float) -> bool:
         """Return whether this packet without a connection repeats a handshake that waits already.
 
         A hello from another address waits for the answer there from now on.
@@ -142,21 +145,24 @@ class HandshakeQueue:
         key = packet[_KEY]
         waiting = self._connects.get(key)
         if waiting is not None:
-            return waiting[1] == address
+            if waiting[1] != address:
+                return False
+            self._connects[key] = waiting[0], address, now
+            return True
         if key not in self._hellos or packet[HEADER.size] != HELLO:
             return False
-        self._hellos[key] = address
+        self._hellos[key] = address, now
         return True
 
-    def add_hello(self, hello: HelloFrame, address: Address) -> bool:
+    def add_hello(self, hello: HelloFrame, address: Address, now: float) -> bool:
         """Add it; return False if the queue is full."""
-        self._hellos[_key_of(hello)] = address
+        self._hellos[_key_of(hello)] = address, now
         if len(self._hellos) <= MAX_HELLOS_WAITING:
             return True
         self._hellos.popitem()
         return False
 
-    def add_connect(self, connect: ConnectFrame, address: Address) -> bool:
+    def add_connect(self, connect: ConnectFrame, address: Address, now: float) -> bool:
         """Add it; return False if the queue is full."""
         key = _key_of(connect)
         former = self._connects.get(key)
@@ -168,7 +174,7 @@ class HandshakeQueue:
         if len(keys) >= MAX_CONNECTS_WAITING // SHARE:
             return False
         keys[key] = None
-        self._connects[key] = connect, address
+        self._connects[key] = connect, address, now
         return True
 
     def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:
@@ -177,24 +183,29 @@ class HandshakeQueue:
         `free_at`: see UnadmittedConnections. Without any connect, the result is infinite.
         """
         earliest = inf
-        for host, keys in self._connects_of_host.items():
+        for host in list(self._connects_of_host):
             at = free_at(host, now)
-            if at <= now:
-                key = next(iter(keys))
-                del self._connects_of_host[host]
-                self._connects_of_host[host] = keys  # the other hosts have their turn first
-                return self._remove(key, host)
-            earliest = min(earliest, at)
+            if at > now:
+                earliest = min(earliest, at)
+                continue
+            keys = self._connects_of_host.pop(host)
+            self._connects_of_host[host] = keys  # the other hosts have their turn first
+            while keys:
+                connect, address, sent_at = self._remove(next(iter(keys)), host)
+                if now - sent_at <= HANDSHAKE_STALE_S:
+                    return connect, address
         return earliest
 
-    def next_hello(self) -> tuple[HelloFrame, Address] | None:
-        """Remove and return the oldest hello; None without any."""
-        if not self._hellos:
-            return None
-        key = next(iter(self._hellos))
-        return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), self._hellos.pop(key)
+    def next_hello(self, now: float) -> tuple[HelloFrame, Address] | None:
+        """Remove and return the oldest hello that is not stale; None without any."""
+        while self._hellos:
+            key = next(iter(self._hellos))
+            address, sent_at = self._hellos.pop(key)
+            if now - sent_at <= HANDSHAKE_STALE_S:
+                return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), address
+        return None
 
-    def _remove(self, key: bytes, host: str) -> tuple[ConnectFrame, Address]:
+    def _remove(self, key: bytes, host: str) -> tuple[ConnectFrame, Address, float]:
         keys = self._connects_of_host[host]
         del keys[key]
         if not keys:

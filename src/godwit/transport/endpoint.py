@@ -270,7 +270,7 @@ class Endpoint:
     # -- packets without an open connection ---------------------------------------------------------------------------
 
     def _handle_stray(self, packet: bytes, address: Address, now: float) -> None:
-        if self._handshakes and len(packet) > HEADER.size and self._handshakes.is_repeat(packet, address):
+        if self._handshakes and len(packet) > HEADER.size and self._handshakes.is_repeat(packet, address, now):
             return
         try:
             reason = self._handle_unconnected(packet, address, now)
@@ -300,14 +300,14 @@ class Endpoint:
         if isinstance(frame, wire.HelloFrame):
             if len(packet) >= BASE_DATAGRAM_BYTES and self._must_wait(1, now):
                 self._handshakes_blocked = None
-                return None if self._handshakes.add_hello(frame, address) else "handshake_overflow"
+                return None if self._handshakes.add_hello(frame, address, now) else "handshake_overflow"
             return self._handle_hello(frame, len(packet), address, now)
         if isinstance(frame, wire.ConnectFrame):
             if not self._acceptor.is_proven(frame, address, now):
                 return "bad_cookie"
             if self._must_wait(CONNECT_COST, now) or self._unadmitted.free_at(host_of(address), now) > now:
                 self._handshakes_blocked = None
-                return None if self._handshakes.add_connect(frame, address) else "handshake_overflow"
+                return None if self._handshakes.add_connect(frame, address, now) else "handshake_overflow"
             return self._handle_connect(frame, address, now)
         return "unasked_handshake"
 
@@ -331,7 +331,7 @@ class Endpoint:
             if not isinstance(connect, float):
                 cost += CONNECT_COST
                 reason = self._handle_connect(*connect, now)
-            elif (hello := queue.next_hello()) is not None:
+            elif (hello := queue.next_hello(now)) is not None:
                 cost += 1
                 reason = self._handle_hello(hello[0], BASE_DATAGRAM_BYTES, hello[1], now)
             else:

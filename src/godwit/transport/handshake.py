@@ -206,6 +206,8 @@ class Dial:
         self._nonce = nonce
         self._parameters = parameters
         self._cookie: bytes | None = None
+        self._pace = 1.0 + nonce[0] / 512
+        """Multiplies its pauses: clients that began together repeat their packets at different times."""
         self._wait_s = HANDSHAKE_RETRY_S
         self._send_at = now
         self._sent_at = now
@@ -270,7 +272,7 @@ class Dial:
         says_hello = self._cookie is None or (self._is_cookie_doubtful() and self._sends % 2 == 1)
         self._sends += 1
         self._sent_at = now
-        self._send_at = now + self._wait_s
+        self._send_at = now + self._wait_s * self._pace
         self._wait_s = min(2 * self._wait_s, MAX_HANDSHAKE_RETRY_S)
         connection_id = self.connection.id
         if self._cookie is None or says_hello:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,9 @@ def test_all_figures_are_measured(tmp_path: Path) -> None:
 
 
 def test_clients_log_in_once_and_return_to_a_broker_that_was_restarted(tmp_path: Path) -> None:
-    with ProcessGroup() as processes:
+    with ProcessGroup() as processes, ExitStack() as stack:
         broker, port = clients._start_broker(processes, tmp_path / "data")
-        swarm = Swarm(port, 12, seed=1)
+        swarm = stack.enter_context(Swarm(port, 12, seed=1))
         swarm.connect_first(until())
         assert (swarm.online, swarm.lost) == (12, 0)
         broker.send(clients.STOP)
@@ -57,9 +58,9 @@ def test_clients_log_in_once_and_return_to_a_broker_that_was_restarted(tmp_path:
 
 
 def test_held_clients_return_only_when_they_are_released(tmp_path: Path) -> None:
-    with ProcessGroup() as processes:
+    with ProcessGroup() as processes, ExitStack() as stack:
         broker, port = clients._start_broker(processes, tmp_path / "data")
-        swarm = Swarm(port, 3, seed=1)
+        swarm = stack.enter_context(Swarm(port, 3, seed=1))
         swarm.connect_first(until())
         swarm.is_held = True
         broker.send(clients.STOP)
@@ -73,9 +74,9 @@ def test_held_clients_return_only_when_they_are_released(tmp_path: Path) -> None
 
 
 def test_time_that_is_over_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    swarm = Swarm(free_port(), 2, seed=1)
-    with pytest.raises(GodwitError, match="0 of 2 clients are connected"):
-        swarm.connect_first(time.monotonic())
     monkeypatch.setattr(client_swarm, "AT_ONCE", 1)
-    with pytest.raises(GodwitError, match="run it again on a quieter machine"):
-        swarm.run_until(lambda: False, time.monotonic() - 1)
+    with Swarm(free_port(), 2, seed=1) as swarm:
+        with pytest.raises(GodwitError, match="0 of 2 clients are connected"):
+            swarm.connect_first(time.monotonic())
+        with pytest.raises(GodwitError, match="run it again on a quieter machine"):
+            swarm.run_until(lambda: False, time.monotonic() - 1)

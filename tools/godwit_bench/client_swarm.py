@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
+from types import TracebackType
 from typing import Final
 
 from godwit.client.config import ClientConfig
@@ -118,7 +119,10 @@ class _Side:
 
 
 class Swarm:
-    """A number of clients of the broker on a port of this machine. `run_until` drives them."""
+    """A number of clients of the broker on a port of this machine. `run_until` drives them.
+
+    Its sockets are closed at the end of its `with` block.
+    """
 
     def __init__(self, port: int, count: int, seed: int) -> None:
         """`seed`: of the pauses before clients reconnect."""
@@ -142,6 +146,16 @@ class Swarm:
         for side in self._sides:
             self._epoll.register(side.udp.fileno(), select.EPOLLIN)
         self._by_file = {side.udp.fileno(): side for side in self._sides}
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._epoll.close()
+        for side in self._sides:
+            side.udp.close()
 
     def connect_first(self, give_up_at: float) -> None:
         """Connect all clients, a few at a time."""

@@ -146,11 +146,11 @@ def measure_idle(clients: int, seconds: float) -> float:
 
 
 def _be_idle(pipe: Pipe, port: int, clients: int) -> None:
-    swarm = Swarm(port, clients, SEED)
-    swarm.connect_first(time.monotonic() + LONG_S)
-    pipe.send(READY)
-    swarm.run_until(pipe.poll, time.monotonic() + LONG_S)
-    pipe.send(swarm.lost)
+    with Swarm(port, clients, SEED) as swarm:
+        swarm.connect_first(time.monotonic() + LONG_S)
+        pipe.send(READY)
+        swarm.run_until(pipe.poll, time.monotonic() + LONG_S)
+        pipe.send(swarm.lost)
 
 
 # -- clients that reconnect at once -----------------------------------------------------------------------------------
@@ -189,19 +189,19 @@ def measure_storm(clients: int, folder: Path) -> StormFigures:
 
 
 def _reconnect(pipe: Pipe, port: int, clients: int) -> None:
-    swarm = Swarm(port, clients, SEED)
-    swarm.connect_first(time.monotonic() + LONG_S)
-    swarm.is_held = True
-    pipe.send(READY)
-    swarm.run_until(lambda: swarm.online == 0, time.monotonic() + LONG_S)
-    pipe.send(READY)
-    swarm.run_until(pipe.poll, time.monotonic() + LONG_S)
-    pipe.recv()
-    began = time.monotonic()
-    swarm.release()
-    swarm.run_until(lambda: swarm.online == clients, began + LONG_S)
-    pipe.send(time.monotonic() - began)
-    swarm.run_until(pipe.poll, time.monotonic() + LONG_S)  # until this process is ended
+    with Swarm(port, clients, SEED) as swarm:
+        swarm.connect_first(time.monotonic() + LONG_S)
+        swarm.is_held = True
+        pipe.send(READY)
+        swarm.run_until(lambda: swarm.online == 0, time.monotonic() + LONG_S)
+        pipe.send(READY)
+        swarm.run_until(pipe.poll, time.monotonic() + LONG_S)
+        pipe.recv()
+        began = time.monotonic()
+        swarm.release()
+        swarm.run_until(lambda: swarm.online == clients, began + LONG_S)
+        pipe.send(time.monotonic() - began)
+        swarm.run_until(pipe.poll, time.monotonic() + LONG_S)  # until this process is ended
 
 
 def _exchange(pipe: Pipe, port: int) -> None:

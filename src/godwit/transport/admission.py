@@ -14,6 +14,7 @@ reconnect all at once do not delay the open connections.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import AddressValueError, IPv6Address
 from math import inf
@@ -101,8 +102,7 @@ class UnadmittedConnections:
 
         `must_have`: the new connection has no slot without a victim. A connection keeps its slot against
         others of its own host for LOGIN_GRACE_S: otherwise many clients that reconnect at once from behind one address
-        would
-        evict each other forever.
+        would evict each other forever.
         """
         host = host_of(address)
         connections = self._by_host.get(host, {})
@@ -113,35 +113,37 @@ class UnadmittedConnections:
         elif len(connections) < MAX_UNADMITTED_PER_HOST:
             return None
         oldest = next(iter(connections), None)
-        return oldest if oldest is not None and now - connections[oldest] >= LOGIN_GRACE_S else None
+        # The same sum as in free_at: a difference could be rounded down.
+        return oldest if oldest is not None and now >= connections[oldest] + LOGIN_GRACE_S else None
 
 
 class HandshakeQueue:
     """Hellos and connects that wait for their turn, each client once.
 
-    Connects come first: their clients have a cookie, and the work on them is half done. So no more cookies are issued
-    than connects can be handled, and a cookie does not expire in the queue. Hosts with connects take turns. Packets
-    that their clients no longer repeat are stale: answers to them would be wasted.
+    Hosts with connects take turns. When the queue is full, the host with the most connects makes room for one with
+    fewer, so that it keeps no other host out. For hellos this would be useless, because their senders can forge any
+    address. Packets that their clients no longer repeat are stale: answers to them would be wasted.
     """
 
-    __slots__ = ("_connects", "_connects_of_host", "_hellos")
+    __slots__ = ("_connects", "_connects_of_host", "_hellos", "_hosts_by_count", "_largest_count")
 
     def __init__(self) -> None:
-        self._hellos: dict[bytes, tuple[Address, float]] = {}
-        """The address of each client and when it last sent its hello, by the connection id and nonce of the hello, the
-        oldest first."""
+        self._hellos: dict[tuple[bytes, Address], float] = {}
+        """When each client last sent its hello, by the connection id and nonce in it and its address, the oldest
+        first. A copy from another address does not redirect the answer: any observer could send one."""
         self._connects: dict[bytes, tuple[ConnectFrame, Address, float]] = {}
         self._connects_of_host: dict[str, dict[bytes, None]] = {}
         """The keys of all connects, by host, the next host first."""
+        self._hosts_by_count: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        """The hosts that have this number of connects."""
+        self._largest_count = 0
+        """No host has more connects than this."""
 
     def __len__(self) -> int:
         return len(self._hellos) + len(self._connects)
 
     def is_repeat(self, packet: bytes, address: Address, now: float) -> bool:
-        """Return whether this packet without a connection repeats a handshake that waits already.
-
-        A hello from another address waits for the answer there from now on.
-        """
+        """Return whether this packet without a connection repeats a handshake that waits already."""
         key = packet[_KEY]
         waiting = self._connects.get(key)
         if waiting is not None:
@@ -149,32 +151,50 @@ class HandshakeQueue:
                 return False
             self._connects[key] = waiting[0], address, now
             return True
-        if key not in self._hellos or packet[HEADER.size] != HELLO:
+        if packet[HEADER.size] != HELLO or (key, address) not in self._hellos:
             return False
-        self._hellos[key] = address, now
+        self._hellos[key, address] = now
         return True
 
     def add_hello(self, hello: HelloFrame, address: Address, now: float) -> bool:
         """Add it; return False if the queue is full."""
-        self._hellos[_key_of(hello)] = address, now
-        if len(self._hellos) <= MAX_HELLOS_WAITING:
-            return True
-        self._hellos.popitem()
-        return False
+        hellos = self._hellos
+        key = _key_of(hello), address
+        if len(hellos) >= MAX_HELLOS_WAITING and key not in hellos:
+            oldest = next(iter(hellos))
+            if now - hellos[oldest] <= HANDSHAKE_STALE_S:
+                return False
+            del hellos[oldest]
+        hellos[key] = now
+        return True
 
     def add_connect(self, connect: ConnectFrame, address: Address, now: float) -> bool:
-        """Add it; return False if the queue is full."""
+        """Add it; return False if there is no slot for it."""
         key = _key_of(connect)
         former = self._connects.get(key)
         if former is not None:
             self._remove(key, host_of(former[1]))
-        elif len(self._connects) >= MAX_CONNECTS_WAITING:
+        host = host_of(address)
+        count = len(self._connects_of_host.get(host, ()))
+        if count >= MAX_CONNECTS_WAITING // SHARE or not self._has_slot(count):
             return False
-        keys = self._connects_of_host.setdefault(host_of(address), {})
-        if len(keys) >= MAX_CONNECTS_WAITING // SHARE:
-            return False
-        keys[key] = None
         self._connects[key] = connect, address, now
+        self._connects_of_host.setdefault(host, {})[key] = None
+        self._count(host, count, count + 1)
+        return True
+
+    def _has_slot(self, count: int) -> bool:
+        """Return whether a host with `count` connects may have another one, if necessary in place of the newest one of
+        the host with the most."""
+        if len(self._connects) < MAX_CONNECTS_WAITING:
+            return True
+        while not self._hosts_by_count[self._largest_count]:
+            del self._hosts_by_count[self._largest_count]
+            self._largest_count -= 1
+        if self._largest_count <= count + 1:
+            return False
+        host = next(iter(self._hosts_by_count[self._largest_count]))
+        self._remove(next(reversed(self._connects_of_host[host])), host)
         return True
 
     def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:
@@ -182,35 +202,48 @@ class HandshakeQueue:
 
         `free_at`: see UnadmittedConnections. Without any connect, the result is infinite.
         """
-        earliest = inf
-        for host in list(self._connects_of_host):
-            at = free_at(host, now)
-            if at > now:
+        hosts = self._connects_of_host
+        while True:
+            earliest = inf
+            for host in hosts:
+                at = free_at(host, now)
+                if at <= now:
+                    break
                 earliest = min(earliest, at)
-                continue
-            keys = self._connects_of_host.pop(host)
-            self._connects_of_host[host] = keys  # the other hosts have their turn first
+            else:
+                return earliest
+            keys = hosts[host] = hosts.pop(host)  # the other hosts have their turn first
             while keys:
                 connect, address, sent_at = self._remove(next(iter(keys)), host)
                 if now - sent_at <= HANDSHAKE_STALE_S:
                     return connect, address
-        return earliest
 
     def next_hello(self, now: float) -> tuple[HelloFrame, Address] | None:
         """Remove and return the oldest hello that is not stale; None without any."""
-        while self._hellos:
-            key = next(iter(self._hellos))
-            address, sent_at = self._hellos.pop(key)
+        hellos = self._hellos
+        while hellos:
+            oldest = next(iter(hellos))
+            sent_at = hellos.pop(oldest)
             if now - sent_at <= HANDSHAKE_STALE_S:
+                key, address = oldest
                 return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), address
         return None
 
     def _remove(self, key: bytes, host: str) -> tuple[ConnectFrame, Address, float]:
         keys = self._connects_of_host[host]
         del keys[key]
+        self._count(host, len(keys) + 1, len(keys))
         if not keys:
             del self._connects_of_host[host]
         return self._connects.pop(key)
+
+    def _count(self, host: str, before: int, after: int) -> None:
+        """Note that the number of connects of a host has changed."""
+        if before:
+            del self._hosts_by_count[before][host]
+        if after:
+            self._hosts_by_count[after][host] = None
+            self._largest_count = max(self._largest_count, after)
 
 
 _KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + NONCE_BYTES)

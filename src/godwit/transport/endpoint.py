@@ -282,8 +282,7 @@ class Endpoint:
             reason = error.reason
             if reason == "version" and self._config.accepts and len(packet) >= BASE_DATAGRAM_BYTES:
                 self._refuse_version(packet, address)
-        if reason is not None:
-            self.dropped[reason] += 1
+        self._count_drop(reason)
 
     def _handle_unconnected(self, packet: bytes, address: Address, now: float) -> str | None:
         """Handle a packet without an open connection. Return the reason to drop it, or None if it was used."""
@@ -309,7 +308,10 @@ class Endpoint:
         if isinstance(frame, wire.ConnectFrame):
             if not self._acceptor.is_proven(frame, address, now):
                 return "bad_cookie"
-            if self._must_wait(CONNECT_COST, now) or self._unadmitted.free_at(host_of(address), now) > now:
+            # A client whose accept was lost has its slot already: its repeat waits for nothing.
+            if self._acceptor.repeated(frame, now) is None and (
+                self._must_wait(CONNECT_COST, now) or self._unadmitted.free_at(host_of(address), now) > now
+            ):
                 self._handshakes_blocked = None
                 return None if self._handshakes.add_connect(frame, address, now) else "handshake_overflow"
             return self._handle_connect(frame, address, now)
@@ -326,7 +328,11 @@ class Endpoint:
         return self._handshake_cost > HANDSHAKE_COST_A_TURN
 
     def _handle_waiting(self, now: float) -> None:
-        """Handle as many waiting handshakes as a turn allows. The next turn follows at once, see next_timer."""
+        """Handle as many waiting handshakes as a turn allows. The next turn follows at once, see next_timer.
+
+        Connects and hellos alternate: no more cookies are issued than connects are handled, and clients that send
+        connects without end do not keep others from getting a cookie.
+        """
         queue = self._handshakes
         cost = 0
         self._handshakes_blocked = None
@@ -334,15 +340,18 @@ class Endpoint:
             connect = queue.next_connect(self._unadmitted.free_at, now)
             if not isinstance(connect, float):
                 cost += CONNECT_COST
-                reason = self._handle_connect(*connect, now)
-            elif (hello := queue.next_hello(now)) is not None:
+                self._count_drop(self._handle_connect(*connect, now))
+            hello = queue.next_hello(now)
+            if hello is not None:
                 cost += 1
-                reason = self._handle_hello(hello[0], BASE_DATAGRAM_BYTES, hello[1], now)
-            else:
+                self._count_drop(self._handle_hello(hello[0], BASE_DATAGRAM_BYTES, hello[1], now))
+            elif isinstance(connect, float):
                 self._handshakes_blocked = connect, self._unadmitted.removals
                 return
-            if reason is not None:
-                self.dropped[reason] += 1
+
+    def _count_drop(self, reason: str | None) -> None:
+        if reason is not None:
+            self.dropped[reason] += 1
 
     def _handle_hello(self, frame: wire.HelloFrame, packet_bytes: int, address: Address, now: float) -> str | None:
         cookie = self._acceptor.handle_hello(frame, packet_bytes, address, now)

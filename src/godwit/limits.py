@@ -108,9 +108,10 @@ CONNECT_COST. Further ones wait."""
 CONNECT_COST: Final = 4
 MAX_HELLOS_WAITING: Final = 16_384
 MAX_CONNECTS_WAITING: Final = 4096
+"""Each client waits once, however often it repeats its packet. Beyond these limits packets are dropped; clients repeat
+them."""
 HANDSHAKE_STALE_S: Final = 3.0
-"""Each client waits once, however often it repeats them. Beyond it they are dropped, and repeated later. One that was
-not repeated for HANDSHAKE_STALE_S is dropped too: its client has given up or begun anew."""
+"""A waiting packet that was not repeated for this time is dropped too: its client has given up or begun anew."""
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 

@@ -1,8 +1,9 @@
 """The handshake: cookies, keys and proofs, the server's side (Acceptor) and the client's side (Dial).
 
-The client repeats hello until it receives a cookie, then connect until it receives an accept. The server stores nothing
-about a client before the client has returned its cookie, and never sends an unproven address more than three times the
-bytes received from it: a cookie is much shorter than a hello, and a reset is shorter than the packet that it answers.
+The client repeats hello until it receives a cookie, then connect until it receives an accept. The acceptor stores
+nothing about a client before the client has returned its cookie, and never sends an unproven address more than three
+times the bytes received from it: a cookie is much shorter than a hello, and a reset is shorter than the packet that it
+answers.
 
 An observer of the handshake can compute every value here; all other parties are kept out. See "Handshake" and "Keys and
 proofs" in docs/PROTOCOL.md.

@@ -116,8 +116,8 @@ SERVER_PATIENCE: Final = 1.5
 and not one from each side, and the server only replies."""
 COARSE_S: Final = 1 / 16
 """The timers of idle connections of a server are rounded up to multiples of this (a power of two, so that the result is
-exact): one call of the event loop handles those of many connections. These are about 40 with 10,000 clients; in a longer
-interval there would be more, and packets of other connections wait for all of them."""
+exact): one call of the event loop handles those of many connections. These are about 40 with 10,000 clients; a longer
+interval would have more, and packets of other connections wait for all of them."""
 LEAST_COARSE_KEEP_ALIVE_S: Final = 1.0
 """Shorter intervals are kept exactly."""
 

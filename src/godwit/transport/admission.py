@@ -169,7 +169,7 @@ class HandshakeQueue:
         return True
 
     def add_connect(self, connect: ConnectFrame, address: Address, now: float) -> bool:
-        """Add it; return False if there is no slot for it."""
+        """Add it; return False if all slots for its host are taken."""
         key = _key_of(connect)
         former = self._connects.get(key)
         if former is not None:

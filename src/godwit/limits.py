@@ -91,6 +91,8 @@ MAX_UNADMITTED_PER_HOST: Final = 64
 """Connections without a login that one host, or IPv6 network of 64 bits, may have for longer than LOGIN_GRACE_S."""
 LOGIN_GRACE_S: Final = 2.0
 """A connection without a login does not make room for another one of the same host sooner than this."""
+MAX_LOGINS_AT_ONCE: Final = 512
+"""While one host has this many connections without a login, none older than LOGIN_GRACE_S, its other connects wait."""
 MAX_HANDSHAKE_APPLICATION_BYTES: Final = 700
 """*protocol*: what an application may put into connect and accept, which fit a base datagram."""
 MAX_REASON_BYTES: Final = 256
@@ -100,6 +102,16 @@ MAX_RESETS_PER_S: Final = 2000
 """For the processor's sake: a restarted server tells all its clients within seconds, and a flood costs little."""
 MAX_ANSWERS_WAITING: Final = 1024
 """Cookies, accepts, refusals and resets that wait for the socket; beyond it they are dropped, and asked for again."""
+HANDSHAKE_COST_A_TURN: Final = 16
+"""What a server spends on handshakes before it serves its open connections again: a hello costs 1, a connect
+CONNECT_COST. Further ones wait."""
+CONNECT_COST: Final = 4
+MAX_HELLOS_WAITING: Final = 16_384
+MAX_CONNECTS_WAITING: Final = 4096
+"""Each client waits once, however often it repeats its packet. Beyond these limits packets are dropped; clients repeat
+them."""
+HANDSHAKE_STALE_S: Final = 3.0
+"""A waiting packet that was not repeated for this time is dropped too: its client has given up or begun anew."""
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 
@@ -254,6 +266,9 @@ assert MAX_HANDSHAKE_APPLICATION_BYTES < BASE_DATAGRAM_BYTES - 300
 assert KEEP_ALIVE_S * 2 < IDLE_TIMEOUT_S
 assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
 assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
+assert CONNECT_COST <= HANDSHAKE_COST_A_TURN
+assert 4 * MAX_HANDSHAKE_RETRY_S < HANDSHAKE_STALE_S < HANDSHAKE_TIMEOUT_S
+assert MAX_UNADMITTED_PER_HOST <= MAX_LOGINS_AT_ONCE
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
 assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES

@@ -71,7 +71,19 @@ def test_a_benchmark_of_the_disk_gets_its_folder(bench: Any, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["transport"], ["forward"], ["log"], ["archive"], ["jobs"], ["anomalies"], ["spark"], ["startup"]]
+    "command",
+    [
+        [],
+        ["transport"],
+        ["forward"],
+        ["log"],
+        ["clients"],
+        ["archive"],
+        ["jobs"],
+        ["anomalies"],
+        ["spark"],
+        ["startup"],
+    ],
 )
 def test_help_has_an_example(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", *command, "--help"])

@@ -376,7 +376,8 @@ def behind(world: DurableWorld, subscriptions: int) -> Peer:
     return bob
 
 
-def test_a_client_has_few_reads_under_way_however_many_subscriptions_it_has() -> None:
+def test_a_client_has_few_reads_under_way_however_many_subscriptions_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SHARED_OFFSETS", 0)
     world = DurableWorld()
     bob = behind(world, 20)
     assert len(world.log.questions) == READS_AT_ONCE
@@ -409,7 +410,8 @@ def test_a_subscription_to_the_present_waits_for_no_read() -> None:
     assert bob.payloads == [b"now"]
 
 
-def test_reads_of_subscriptions_that_ended_give_their_place_to_others() -> None:
+def test_reads_of_subscriptions_that_ended_give_their_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SHARED_OFFSETS", 0)
     world = DurableWorld()
     bob = behind(world, 20)
     gone = [world.log.questions.popleft() for _ in range(READS_AT_ONCE)]
@@ -441,6 +443,113 @@ def test_a_read_that_finds_no_room_lets_the_others_go_on(monkeypatch: pytest.Mon
     while world.log.questions:
         world.answer_one()
     assert b"x" in bob.payloads
+
+
+# -- one read for many subscriptions ----------------------------------------------------------------------------------
+
+
+def test_a_session_with_many_filters_reads_the_log_once() -> None:
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    for number in range(100):
+        alice.publish(alice.open(f"room/{number}"), b"%d" % number)
+    world.log.has_slow_reader = True
+    for number in reversed(range(100)):  # each begins before the one that was subscribed before it
+        bob.subscribe(f"room/{number}", start=number)
+    asked = []
+    while world.log.questions:
+        asked.append(world.answer_one())
+    assert len(asked) <= READS_AT_ONCE + 1
+    assert sorted(bob.payloads) == sorted(b"%d" % number for number in range(100))
+
+
+def test_a_read_of_a_subscription_that_ended_is_repeated_for_those_that_waited_for_it() -> None:
+    world = DurableWorld()
+    bob = behind(world, 3)
+    (question,) = world.log.questions
+    assert isinstance(question, Read)
+    outbound = question.subscription.outbound
+    assert isinstance(outbound, NativeOutbound)
+    bob.expect(c.Unsubscribe(request=bob.number(), subscription=outbound.number), c.Done)
+    while world.log.questions:
+        world.answer_one()
+    assert len(bob.got) == 2 * 40
+
+
+def test_a_subscription_far_behind_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SHARED_OFFSETS", 10)
+    monkeypatch.setattr(delivery, "LEAST_READ_BYTES", 1)
+    monkeypatch.setattr(delivery, "READ_BYTES", 1)
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    channel = alice.open("news")
+    for number in range(60):
+        alice.publish(channel, b"%d" % number)
+    world.log.has_slow_reader = True
+    bob.subscribe("news", "other", start=0)
+    bob.subscribe("news", start=58)
+    for _ in range(4):
+        world.answer_one()
+    assert b"59" in bob.payloads
+    while world.log.questions:
+        world.answer_one()
+    assert len(bob.got) == 62
+
+
+def catch_up(seed: int) -> dict[int, list[tuple[int, int]]]:
+    """Return what each subscription of a client gets, by its number, see with_losses."""
+    rng = random.Random(seed)
+    world = DurableWorld(Settings(client_window_bytes=rng.choice((WINDOW, 8 * WINDOW))))
+    alice, bob = world.client("alice"), world.client("bob")
+    topics = [f"room/{number}" for number in range(6)]
+    firsts = [0]
+    for _ in range(120):
+        payloads = [bytes(rng.randrange(1500)) for _ in range(rng.randrange(1, 4))]
+        alice.publish(alice.open(rng.choice(topics)), *payloads)
+        firsts.append(firsts[-1] + len(payloads))
+    if rng.random() < 0.5:
+        world.keeping.damaged = [(firsts[9], firsts[11]), (firsts[60], firsts[61])]
+    if rng.random() < 0.5:
+        world.server.broker.handle(world.keeping.thin("room/3", 60), world.now_us)
+    filters = [[topic] for topic in topics] + [["#"], ["room/+"], ["room/1", "room/2"], ["none"], ["+/3", "*"]]
+    bob.confirms_itself = False
+    world.log.has_slow_reader = True
+    for one in filters:
+        bob.subscribe(*one, start=rng.choice(("earliest", rng.randrange(200))))
+    for bob.confirms_itself in (False, True):
+        world.run()
+        while world.log.questions:
+            world.answer_one()
+            if rng.random() < 0.3:
+                bob.confirm_all()
+    alice.publish(alice.open("room/1"), b"the last one")
+    return {number: with_losses(order) for number, order in bob.by_subscription.items()}
+
+
+def with_losses(order: list[Got | c.Gap]) -> list[tuple[int, int]]:
+    """Return each offset with the number of messages that were missed before it. Reports may come in several parts."""
+    rows: list[tuple[int, int]] = []
+    missed = 0
+    for one in order:
+        if isinstance(one, c.Gap):
+            missed += one.count
+        else:
+            rows.append((one.offset, missed))
+            missed = 0
+    return [*rows, (-1, missed)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_shared_read_sends_what_a_read_for_each_subscription_sends(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "SHARED_OFFSETS", 0)
+    alone = catch_up(seed)
+    for offsets, matches, read_bytes in ((4096, 5000, 1 << 16), (4096, 30, 1 << 16), (50, 5000, 1000)):
+        monkeypatch.setattr(delivery, "SHARED_OFFSETS", offsets)
+        monkeypatch.setattr(delivery, "MATCHES_PER_TURN", matches)
+        monkeypatch.setattr(delivery, "LEAST_READ_BYTES", read_bytes)
+        assert catch_up(seed) == alone
 
 
 # -- catching up ------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class Peer:
         self.got: list[Got] = []
         self.gaps: list[c.Gap] = []
         self.order: list[Got | c.Gap] = []
+        self.by_subscription: dict[int, list[Got | c.Gap]] = defaultdict(list)
         self.lanes: dict[int, Lane] = {}
         self.work: list[tuple[FromBroker, list[bytes]]] = []
         """Groups, with their payloads."""
@@ -165,6 +166,8 @@ class Peer:
             case c.Gap():
                 self.gaps.append(message)
                 self.order.append(message)
+                assert isinstance(lane.feed, c.DeliveryOpen)
+                self.by_subscription[lane.feed.subscription].append(message)
             case _:
                 raise AssertionError(message)
 
@@ -189,6 +192,7 @@ class Peer:
             )
             self.got.append(found)
             self.order.append(found)
+            self.by_subscription[lane.feed.subscription].append(found)
 
     # -- what a client does -------------------------------------------------------------------------------------------
 

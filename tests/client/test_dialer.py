@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from godwit.client.dialer import NEXT_ADDRESS_S, Backoff, Dialer
 from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport.config import EndpointConfig
@@ -124,3 +126,14 @@ def test_clients_do_not_come_back_together() -> None:
         waits.append(wait_s)
     assert min(waits) < 0.5
     assert max(waits) > 4.5
+
+
+def test_the_clients_of_a_broker_that_restarts_are_spread_over_a_longer_time() -> None:
+    first = Backoff(0.1, 5.0, Fixed(1.0))
+    assert first.next_pause_s(spread_s=1.0) == pytest.approx(1.0)
+    assert first.next_pause_s() == pytest.approx(0.4)  # the second failure, as without it
+    assert Backoff(0.1, 0.5, Fixed(1.0)).next_pause_s(spread_s=1.0) == pytest.approx(0.5)
+    later = Backoff(0.1, 5.0, Fixed(1.0))
+    for _ in range(5):
+        later.next_pause_s()
+    assert later.next_pause_s(spread_s=1.0) == pytest.approx(5.0)

@@ -12,6 +12,7 @@ from tests.client.work_broker import at_work, spec
 from tests.client.world import BROKER, FakeBroker, Link, Network, User, online
 
 from godwit.client.config import ClientConfig
+from godwit.client.dialer import RESTART_SPREAD_S
 from godwit.client.events import (
     Available,
     BufferAvailable,
@@ -130,8 +131,8 @@ def test_after_other_codes_it_reconnects(code: int) -> None:
     user.until("offline")
     (offline,) = user.all(Offline)
     assert (offline.code, offline.reason) == (code, "later")
-    assert 0.1 <= offline.retry_in_s <= 0.2
-    user.until("online", 1.0)
+    assert 0.1 <= offline.retry_in_s <= (RESTART_SPREAD_S if code == Code.SHUTDOWN else 0.2)
+    user.until("online", 2.0)
     assert len(broker.links) == 2
     assert [login.instance for link in broker.links for login in link.all(Login)] == [user.client.instance] * 2
 

@@ -415,8 +415,9 @@ def test_everything_at_once_over_a_bad_network() -> None:
     assert len(user.all(Offline)) >= 2  # a close may get lost, and a client may still be reconnecting
 
 
-def test_many_clients_of_one_host_come_back_at_once_and_all_get_in() -> None:
+def test_many_clients_of_one_host_come_back_at_once_and_all_get_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """More clients than slots without a login. A client without a slot tries again, and its user does not notice."""
+    monkeypatch.setattr("godwit.client.dialer.RESTART_SPREAD_S", 0.0)  # spread out, all of them find a slot
     place = Place(settings=Settings(max_clients=100))
     users = [place.user(online=False) for _ in range(90)]
     place.network.run_until(lambda: all(user.client.state == "online" for user in users), 5)

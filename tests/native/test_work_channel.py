@@ -20,6 +20,7 @@ from godwit.native import job_notifier, work_channel
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.native.work_channel import OutgoingWorkChannel, SubmitResult, job_peer
+from godwit.wire import changes as ch
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire import work as w
@@ -142,6 +143,29 @@ def test_a_group_is_one_append_and_one_answer() -> None:
     assert len(world.keeping.appends) == before + 1
     assert ann.numbers == list(range(1, 501))
     assert len(ann.groups(w.SubmitReplyGroup)) == 1
+
+
+def test_one_job_at_a_time_takes_two_commits_each() -> None:
+    """The lease is stored with the submission and sent with its commit, the result when its own commit is durable."""
+    world = DurableWorld()
+    ann, bob = pair(world)
+    for number in range(1, 4):
+        world.hold()
+        before = len(world.keeping.appends)
+        ann.submit("resize", b"%d" % number)
+        assert len(world.log.waiting) == 1
+        (task,) = [change for change in world.log.waiting[0].changes if isinstance(change, ch.TaskRow)]
+        assert task.state == "leased"
+        assert (len(ann.numbers), len(bob.leases)) == (number - 1, number - 1)
+        world.commit()
+        assert (len(ann.numbers), len(bob.leases)) == (number, number)
+        world.hold()
+        bob.finish(bob.leases[-1], result=b"done")
+        assert len(world.log.waiting) == 1
+        assert (number, 0) not in ann.results
+        world.commit()
+        assert ann.results[number, 0] == b"done"
+        assert len(world.keeping.appends) == before + 2
 
 
 def test_the_same_key_is_the_same_job() -> None:

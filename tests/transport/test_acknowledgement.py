@@ -246,3 +246,16 @@ def test_the_delay_fits_its_field(now: float, delay_us: int) -> None:
     acknowledger = made()
     acknowledger.handle_next(10.0)
     assert acknowledger.next_frame(now, None).delay_us == delay_us
+
+
+def test_a_keep_alive_is_acknowledged_at_once_and_other_pings_as_usual() -> None:
+    acknowledger = made()
+    acknowledger.handle_next(5.0)
+    acknowledger.handle_ping(5.0)  # the first packet of a connection
+    assert acknowledger.due_at == 5.0 + MAX_ACK_DELAY_S
+    acknowledger.next_frame(5.005, None)
+    for now, due_at in ((5.5, 5.5 + MAX_ACK_DELAY_S), (15.5, 15.5)):
+        acknowledger.handle_next(now)
+        acknowledger.handle_ping(now)
+        assert acknowledger.due_at == due_at
+        acknowledger.next_frame(due_at, None)

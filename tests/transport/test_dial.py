@@ -70,9 +70,9 @@ def test_hello_is_repeated_with_growing_patience_until_it_gives_up() -> None:
     times = [flying.at - start for flying in control_keys(world, wire.HelloFrame)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert times[0] == 0.0
-    assert gaps[0] == pytest.approx(HANDSHAKE_RETRY_S)
+    assert HANDSHAKE_RETRY_S <= gaps[0] < 1.5 * HANDSHAKE_RETRY_S
     assert gaps == sorted(gaps)
-    assert max(gaps) == pytest.approx(MAX_HANDSHAKE_RETRY_S)
+    assert MAX_HANDSHAKE_RETRY_S <= max(gaps) < 1.5 * MAX_HANDSHAKE_RETRY_S
     assert times[-1] < HANDSHAKE_TIMEOUT_S
     closed = world.closed(world.client)
     assert (closed.code, closed.origin) == (Code.TIMEOUT, "timeout")

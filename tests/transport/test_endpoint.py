@@ -245,6 +245,41 @@ def test_overtaken_timers_are_swept_out() -> None:
     assert longest <= 4 * 10 + 64
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_connection_sleeps_beyond_its_next_timer(seed: int) -> None:
+    """Whatever has arrived, and whichever path has handled it: a connection that is not awake has a timer in time."""
+    world = World(seed, loss=0.1 if seed % 2 else 0.0)
+    rng = world.rng
+    connections = [connection for _ in range(3) for connection in world.connect()]
+    channels = {connection: connection.open_channel() for connection in connections}
+    until = world.now + 400.0
+    checked = 0
+    while world.now < until:
+        for connection in connections:
+            draw = rng.random()
+            if draw < 0.2:
+                connection.send(channels[connection], bytes(rng.choice([4, 4, 900, 5000])))
+            elif draw < 0.25:
+                connection.send(channels[connection], b"now", reliable=False)
+            elif draw < 0.3:
+                connection.ping()
+        pause_until = world.now + rng.choice([0.0, 0.005, 0.03, 0.5, 3.0, 12.0, 16.0])
+        while True:
+            world.drain()
+            for connection in connections:
+                assert connection.state is ConnectionState.OPEN
+                due = connection.next_timer()
+                assert due is not None
+                assert connection.scheduled_at is not None
+                assert connection.scheduled_at <= max(due, world.now), f"seed {seed}: {connection.role}"
+                checked += 1
+            if not world.step(pause_until):
+                break
+    assert checked > 2000
+    world.run(5.0)
+    assert all(not connection.has_unsent for connection in connections)
+
+
 def test_a_timer_that_is_asked_for_is_of_use() -> None:
     """next_timer names the time of the first thing to do, whatever was due before it."""
     world = World()

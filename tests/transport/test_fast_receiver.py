@@ -12,6 +12,7 @@ from tests.transport.world import CLIENT, World, packet_for
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import ChannelConfirmed, ConnectionState, Received, Writable
 from godwit.transport.fast_path import MAX_FAST_ACKED, NOT_HANDLED, FastReceiver, FastSender
+from godwit.transport.transmitter import SMALLEST_QUESTION_BYTES
 from godwit.wire import packet as wire
 from godwit.wire.packet import encode_packet
 
@@ -39,6 +40,45 @@ def test_it_takes_unreliable_records_confirms_and_acknowledgements_alone() -> No
     number = server.number
     padded = encode_packet(server.connection.id, number, wire.encode_frame(wire.ConfirmFrame(channel, 5, 1)) + b"\0")
     assert server.accepts(padded)
+
+
+def padded_ping(server: Server, content: bytes = b"\1".ljust(SMALLEST_QUESTION_BYTES, b"\0")) -> bytes:
+    """Return the next packet of an idle client."""
+    return encode_packet(server.connection.id, server.number, content)
+
+
+def test_a_keep_alive_is_acknowledged_at_once_on_both_ways() -> None:
+    replies = []
+    for is_fast in (True, False):
+        server = Server()
+        server.control_keys()
+        server.world.now += 10.0
+        if not is_fast:
+            server.connection._fast_receiver = None
+        before = len(server.world.log)
+        server.world.inject(server.world.server, padded_ping(server), source=CLIENT)
+        server.world.drain()
+        replies.append([flying.data[13:-4] for flying in server.world.log[before:]])
+    assert len(replies[0]) == 1
+    assert replies[0] == replies[1]
+
+
+def test_it_takes_keep_alives_and_nothing_like_them() -> None:
+    server = Server()
+    short_way = server.connection._fast_receiver
+    assert short_way is not None
+    now = server.world.now
+    good = padded_ping(server)
+    for other in (
+        padded_ping(server, b"\1\1"),
+        padded_ping(server, b"\1" + bytes(40)),
+        good[:-1] + bytes((good[-1] ^ 1,)),
+        encode_packet(server.connection.id, server.number + 1, good[13:-4]),
+    ):
+        assert short_way.handle_ping(other, now) == NOT_HANDLED
+    assert short_way.handle_ping(good, now) != NOT_HANDLED
+    assert short_way.handle_ping(good, now) == NOT_HANDLED  # that number has come
+    assert short_way.handle_ping(padded_ping(server, b"\1"), now) == NOT_HANDLED
 
 
 def test_what_it_tells_the_application() -> None:

@@ -48,10 +48,10 @@ class Stage:
 
 def test_a_silent_peer_is_asked() -> None:
     stage = Stage()
-    assert stage.timers.next_timer() == 10.0
-    stage.timers.handle(9.9)
+    assert stage.timers.next_timer() == 15.0
+    stage.timers.handle(14.9)
     assert stage.control_keys() == []
-    stage.timers.handle(10.0)
+    stage.timers.handle(15.0)
     assert stage.control_keys() == [wire.PingFrame()]
 
 
@@ -80,7 +80,7 @@ def test_a_loss_is_noticed_in_time() -> None:
     assert due == stage.parts.recovery.loss_timer
     stage.timers.handle(due)
     assert stage.receiver.packets_lost == 1
-    assert stage.timers.next_timer() == 10.0
+    assert stage.timers.next_timer() == 15.0
 
 
 def test_a_sender_without_credit_asks_at_once_and_again() -> None:
@@ -99,7 +99,7 @@ def test_a_sender_without_credit_asks_at_once_and_again() -> None:
     assert stage.control_keys() == [wire.BlockedFrame(channel, 2000)]
     send_channels.handle_credit(channel, 10_000)
     assert not stage.timers.ask_for_credit(4.5)
-    assert stage.timers.next_timer() == 10.0
+    assert stage.timers.next_timer() == 15.0
 
 
 def test_the_first_of_all_counts() -> None:

@@ -107,6 +107,8 @@ class Crowd:
         for address, (endpoint, _) in self.clients.items():
             for train in endpoint.trains(self.now):
                 self.server.receive(Train(address, train.data, train.segment_bytes), self.now)
+        while self.server.waiting_handshakes:
+            self.server.handle_timers(self.now)
         for train in self.server.trains(self.now):
             if train.address in self.clients:
                 self.clients[train.address][0].receive(Train(SERVER, train.data, train.segment_bytes), self.now)

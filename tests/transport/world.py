@@ -253,6 +253,8 @@ class World:
         """Hands datagrams to a side at once, each as a train of its own."""
         for data in datagrams:
             side.endpoint.receive(Train(source, data, max(len(data), 1)), self.now)
+        while side.endpoint.waiting_handshakes:
+            side.endpoint.handle_timers(self.now)
 
     def smuggle(self, sender: Connection, target: Side, *frames: wire.Frame, lost: bool = False) -> None:
         """Puts frames before those of the next packet to the target, as a hostile implementation might.

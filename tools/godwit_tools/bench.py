@@ -73,6 +73,26 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
+@app.command("clients", epilog="Example: godwit bench clients --clients 1000 --seconds 10 --json")
+def clients(
+    count: Annotated[
+        int, typer.Option("--clients", min=1, max=20_000, metavar="N", help="Idle clients, and clients that reconnect.")
+    ] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the measurement of idle clients.")] = 20.0,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Many clients of one broker: idle, all reconnecting after its restart, and one with 256 subscriptions.
+
+    Measures the broker's processor time while the clients are idle, how long it takes until all are back, how long
+    a message of an open publisher and subscriber waits meanwhile, and how long a session with 256 subscriptions takes
+    to resume after 2,000 messages. Takes about two minutes and 1 GB of memory.
+    """
+    from godwit_bench import clients as clients_bench
+
+    _run(clients_bench.run, as_json, clients=count, seconds=seconds, folder=folder)
+
+
 @app.command("archive", epilog="Example: godwit bench archive --json")
 def archive(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """The archive of the log as Arrow against a bare Flight server, and the cost of reading it for the broker.

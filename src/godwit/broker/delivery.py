@@ -21,6 +21,11 @@ READS_AT_ONCE: Final = 4
 RETAINED_PER_TURN: Final = 2000
 MATCHES_PER_TURN: Final = 5000
 """How often a filter is compared with a topic for one subscription, before others have their turn."""
+SHARED_OFFSETS: Final = 4096
+"""A read serves all subscriptions of its client that are at most this far beyond its start. A session with hundreds of
+filters then reads the log once, and not once for each subscription."""
+STEPS_PER_MATCH: Final = 10
+"""The cost of finding the subscriptions that match a topic, compared with sending them a batch."""
 _serial = attrgetter("serial")
 
 
@@ -297,7 +302,7 @@ class Delivery:
 
     def _pump(self, peer: Peer) -> None:
         for one in list(peer.behind):
-            if peer.reads >= READS_AT_ONCE or not peer.has_room():
+            if len(peer.reading) >= READS_AT_ONCE or not peer.has_room():
                 return
             self._advance(one, peer)
 
@@ -321,13 +326,33 @@ class Delivery:
             if not subscription.sent:
                 self._lagging.pop(subscription, None)
         else:
-            # Not too little: messages that do not match need no room.
-            self._read(subscription, peer, max(LEAST_READ_BYTES, min(room // len(peer.behind), READ_BYTES)))
+            reader = self._next_reader(subscription, peer)
+            if reader is not None:
+                # Not too little: messages that do not match need no room.
+                self._read(reader, peer, max(LEAST_READ_BYTES, min(room // len(peer.behind), READ_BYTES)))
+
+    def _next_reader(self, subscription: BrokerSubscription, peer: Peer) -> BrokerSubscription | None:
+        """Return the subscription for which the log is read now, or None if a read under way serves this one too.
+
+        It is the furthest behind of the subscriptions that one read can serve with this one, see SHARED_OFFSETS.
+        """
+        if len(peer.reading) >= READS_AT_ONCE:
+            return None
+        position = subscription.position
+        for reader in peer.reading:
+            read = reader.reading
+            if read is not None and read.max_bytes > 1 and read.offset <= position < read.offset + SHARED_OFFSETS:
+                return None
+        first = subscription
+        for one in peer.behind:
+            if position - SHARED_OFFSETS < one.position < first.position and _can_read(one) and one.outbound.room():
+                first = one
+        return first
 
     def _read(self, subscription: BrokerSubscription, peer: Peer, max_bytes: int) -> None:
         """Read the log, unless others of the same client do: on_found continues then."""
-        if peer.reads < READS_AT_ONCE:
-            peer.reads += 1
+        if len(peer.reading) < READS_AT_ONCE:
+            peer.reading[subscription] = None
             subscription.reading = Read(subscription, subscription.position, max_bytes)
             self._effects.append(subscription.reading)
             # The others have their turn first next time.
@@ -337,7 +362,7 @@ class Delivery:
     def _stop_reading(self, subscription: BrokerSubscription, peer: Peer) -> None:
         if subscription.reading is not None:
             subscription.reading = None
-            peer.reads -= 1
+            del peer.reading[subscription]
 
     def _fall_behind(self, subscription: BrokerSubscription, peer: Peer) -> None:
         subscription.is_live = False
@@ -354,8 +379,76 @@ class Delivery:
             return
         self._stop_reading(subscription, peer)
         if not subscription.retained_pending:
-            self._send_found(subscription, peer, found)
+            others = self._served_too(subscription, peer, found)
+            if others:
+                self._send_shared([subscription, *others], peer, found)
+            else:
+                self._send_found(subscription, peer, found)
         self._pump(peer)
+
+    def _served_too(self, subscription: BrokerSubscription, peer: Peer, found: Found) -> list[BrokerSubscription]:
+        """Return the other subscriptions of the client that continue within this answer of the log."""
+        first = found.read.offset
+        end = min(first + SHARED_OFFSETS, found.next_offset + 1)
+        return [
+            one for one in peer.behind if first <= one.position < end and _can_read(one) and one is not subscription
+        ]
+
+    def _send_shared(self, subscriptions: list[BrokerSubscription], peer: Peer, found: Found) -> None:
+        """Send an answer of the log to several subscriptions of a client: each batch is matched once for all of them.
+
+        The result is that of _send_found for each. Subscriptions with losses are left to it: their order matters.
+        """
+        trie: FilterTrie[BrokerSubscription] = FilterTrie()
+        served: list[BrokerSubscription] = []
+        for one in subscriptions:
+            if one.lost or found.damaged or one.holes_below > one.position:
+                self._send_found(one, peer, found)
+            else:
+                served.append(one)
+                for pattern in one.filters:
+                    trie.add(pattern, one)
+        end_offset = min(found.next_offset, self.next_offset)
+        matching: dict[str, list[BrokerSubscription]] = {}
+        steps = 0
+        for offset, entry in found.entries:
+            if offset >= end_offset:
+                break
+            if steps > MATCHES_PER_TURN:
+                end_offset = offset
+                break
+            targets = matching.get(entry.topic)
+            if targets is None:
+                targets = matching[entry.topic] = sorted(trie.match(entry.topic), key=_serial)
+                steps += STEPS_PER_MATCH
+            if targets:
+                steps += len(targets)
+                self._send_to_all(targets, peer, offset, entry)
+        for one in served:
+            if not one.is_full and one.position < end_offset:
+                one.position = end_offset
+
+    def _send_to_all(self, subscriptions: list[BrokerSubscription], peer: Peer, offset: int, entry: Entry) -> None:
+        """Send a batch to those of the subscriptions that have not got it and have room."""
+        end = offset + entry.count
+        batch: OutboundBatch | None = None
+        for one in subscriptions:
+            if one.is_full or one.position >= end:
+                continue
+            if one.position > offset:
+                if self._send_entry(one, peer, offset, entry):
+                    one.position = end
+                continue
+            one.position = offset
+            if batch is None:
+                topic = self._catalogue.adopt(entry.topic)
+                number = self._numbers.number(entry.publisher)
+                batch = OutboundBatch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+            if self._put_batch(one, peer, batch):
+                one.note_sent(offset, end)
+                one.position = end
+            else:
+                one.is_full = True
 
     def _send_found(self, subscription: BrokerSubscription, peer: Peer, found: Found) -> None:
         """Send matching batches of the answer, as far as there is room."""
@@ -410,11 +503,15 @@ class Delivery:
         offset: int,
         end_offset: int,
     ) -> bool:
-        batch = OutboundBatch(topic, self._numbers.number(entry.publisher), entry, flags, offset, end_offset)
+        number = self._numbers.number(entry.publisher)
+        return self._put_batch(subscription, peer, OutboundBatch(topic, number, entry, flags, offset, end_offset))
+
+    def _put_batch(self, subscription: BrokerSubscription, peer: Peer, batch: OutboundBatch) -> bool:
         if not subscription.outbound.put(batch):
             return False
-        peer.messages_out += entry.count
-        self.messages_out += entry.count
+        count = batch.entry.count
+        peer.messages_out += count
+        self.messages_out += count
         self.unflushed[subscription.outbound] = None
         return True
 
@@ -484,6 +581,11 @@ class Delivery:
             self.first_offset = losing.floor
         if self._dirty.is_durable:
             self._dirty.moved.update(dict.fromkeys(late))
+
+
+def _can_read(subscription: BrokerSubscription) -> bool:
+    """Return whether a subscription that is behind can continue with an answer of the log."""
+    return subscription.reading is None and not subscription.is_full and not subscription.retained_pending
 
 
 def _pass_damage(subscription: BrokerSubscription, begin: int, end: int) -> None:

@@ -88,7 +88,7 @@ class Peer:
 
     __slots__ = (
         "address", "behind", "bucket", "host", "is_open", "login_by_us", "lookups", "messages_out",
-        "pending_replies", "publications", "reads", "running_lookups", "session", "since_us", "subscriptions",
+        "pending_replies", "publications", "reading", "running_lookups", "session", "since_us", "subscriptions",
     )  # fmt: skip
 
     def __init__(self, address: str, host: str) -> None:
@@ -107,8 +107,8 @@ class Peer:
         """The session's subscriptions that this connection receives."""
         self.behind: dict[BrokerSubscription, None] = {}
         """Those of them that read the log, the next one to read first."""
-        self.reads = 0
-        """How many of them wait for an answer of the log."""
+        self.reading: dict[BrokerSubscription, None] = {}
+        """Those of them that wait for an answer of the log."""
         self.lookups: dict[Outbound, Lookup] = {}
         """Subscriptions that begin at a time whose offset is not known yet."""
         self.running_lookups = 0

@@ -21,6 +21,9 @@ from godwit.transport.events import Address
 
 NEXT_ADDRESS_S: Final = 0.25
 """Delay before the next address of a round is tried too (as RFC 8305 recommends)."""
+RESTART_SPREAD_S: Final = 1.0
+"""All clients of a broker that was stopped or restarted reconnect at the same time: their pauses are spread at least
+over this range."""
 
 
 class Random(Protocol):
@@ -42,10 +45,11 @@ class Backoff:
         self._random = random
         self._bound_s = shortest_s
 
-    def next_pause_s(self) -> float:
-        """Count a failure and return the pause that follows it."""
+    def next_pause_s(self, *, spread_s: float = 0.0) -> float:
+        """Count a failure and return the pause that follows it, drawn from a range that ends at `spread_s` or later."""
         self._bound_s = min(2 * self._bound_s, self._longest_s)
-        return self._shortest_s + (self._bound_s - self._shortest_s) * self._random.random()
+        bound_s = min(max(self._bound_s, spread_s), self._longest_s)
+        return self._shortest_s + (bound_s - self._shortest_s) * self._random.random()
 
     def reset(self) -> None:
         """Forget the failures so far, after a connection that lasted."""
@@ -97,9 +101,12 @@ class Dialer:
         self._addresses.rotate(-1)
         self._dial(now)
 
-    def retry(self, now: float) -> float:
-        """Schedule the next round, and return the pause before it in seconds."""
-        pause_s = self._backoff.next_pause_s()
+    def retry(self, now: float, *, is_restart: bool = False) -> float:
+        """Schedule the next round, and return the pause before it in seconds.
+
+        `is_restart`: the broker was stopped or restarted, so all of its clients reconnect.
+        """
+        pause_s = self._backoff.next_pause_s(spread_s=RESTART_SPREAD_S if is_restart else 0.0)
         self.due_at = now + pause_s
         return pause_s
 

@@ -518,7 +518,8 @@ class ClientProtocol:
             self._backoff.reset()
         self._detach()
         self.state = "offline"
-        self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
+        pause_s = self._dialer.retry(now, is_restart=code in (Code.SHUTDOWN, Code.RESET))
+        self.pending_events.append(Offline(code, reason, pause_s))
 
     def _is_refusal(self, code: int) -> bool:
         """Whether this broker would refuse the client again. Another one may accept it."""

@@ -81,6 +81,8 @@ PROMPT_PACKETS: Final = 2
 """The number of packets that are acknowledged immediately (RFC 9000, 13.2.2), limited by SHORTEST_INTERVAL_S."""
 SHORTEST_INTERVAL_S: Final = 0.0003
 """At hundreds of MB/s not every train needs a reply: reading one costs the sender half as much as a train."""
+KEEP_ALIVE_AFTER_S: Final = 1.0
+"""A ping is a keep-alive if nothing was acknowledged for this time."""
 
 _MASK: Final = 0xFFFFFFFF
 
@@ -144,6 +146,15 @@ class Acknowledger:
         self._largest_at = now
         self._unacknowledged = 1
         self.due_at = now + MAX_ACK_DELAY_S
+
+    def handle_ping(self, now: float) -> None:
+        """Acknowledge the packet that was noted last, which contains only a ping, at once if it is a keep-alive.
+
+        Nothing will follow on an idle connection that the acknowledgement could share a packet with, and a timer would
+        cost as much as the reply.
+        """
+        if self._last_frame_at and now - self._last_frame_at >= KEEP_ALIVE_AFTER_S:
+            self.due_at = now
 
     def handle_run(self, count: int, now: float) -> None:
         """Note `count` packets that are the next ones in order and ask for an acknowledgement."""

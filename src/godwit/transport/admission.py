@@ -7,29 +7,45 @@ The receive budget bounds the memory of unfinished records over all connections 
 connection, but a server has thousands of them. Records that are incomplete, or that wait for an earlier record, count
 here at their real cost, because a peer can leave them unfinished indefinitely. Complete records belong to the
 application.
+
+Handshakes wait in a queue (HandshakeQueue) when more arrive than a server handles in a turn, so that clients which
+reconnect all at once do not delay the open connections.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import AddressValueError, IPv6Address
+from math import inf
 from typing import TYPE_CHECKING, Final
 
-from godwit.limits import LOGIN_GRACE_S, MAX_UNADMITTED_PER_HOST, MAX_UNFINISHED_BYTES
+from godwit.limits import (
+    HANDSHAKE_STALE_S,
+    LOGIN_GRACE_S,
+    MAX_CONNECTS_WAITING,
+    MAX_HELLOS_WAITING,
+    MAX_LOGINS_AT_ONCE,
+    MAX_UNADMITTED_PER_HOST,
+    MAX_UNFINISHED_BYTES,
+)
 from godwit.transport.events import Address
 from godwit.wire.control_base import Code
+from godwit.wire.packet import HEADER, HELLO, NONCE_BYTES, ConnectFrame, HelloFrame
 
 if TYPE_CHECKING:
     from godwit.transport.connection import Connection
 
 SHARE: Final = 4
-"""One connection in SHARE may be without a login."""
+"""One connection in SHARE may be without a login, and one waiting connect in SHARE may be of the same host."""
 
 
 def host_of(address: Address) -> str:
     """Return the part of an address that a host cannot choose: its IPv4 address, or the first 64 bits of its IPv6
     address."""
     host = str(address[0])
+    if ":" not in host:
+        return host
     try:
         parsed = IPv6Address(host)
     except AddressValueError:
@@ -40,9 +56,11 @@ def host_of(address: Address) -> str:
 class UnadmittedConnections:
     """The slots of connections that the application has not admitted, by host."""
 
-    __slots__ = ("_by_host", "_hosts", "_slots")
+    __slots__ = ("_by_host", "_hosts", "_slots", "removals")
 
     def __init__(self, max_connections: int) -> None:
+        self.removals = 0
+        """How many connections were removed so far."""
         self._slots = max(max_connections // SHARE, min(max_connections, MAX_UNADMITTED_PER_HOST))
         self._by_host: dict[str, dict[int, float]] = {}
         """The time when each connection was accepted, by host and connection id, oldest first."""
@@ -60,6 +78,7 @@ class UnadmittedConnections:
         """Remove a connection that was admitted or has ended. Does nothing if it is not here."""
         host = self._hosts.pop(connection_id, None)
         if host is not None:
+            self.removals += 1
             connections = self._by_host[host]
             del connections[connection_id]
             if not connections:
@@ -68,13 +87,22 @@ class UnadmittedConnections:
     def is_full(self) -> bool:
         return len(self._hosts) >= self._slots
 
+    def free_at(self, host: str, now: float) -> float:
+        """Return when another connection of this host can be accepted without work that is lost: now, or later.
+
+        A client that is accepted long before it can log in may be evicted meanwhile, and would have to begin again.
+        """
+        connections = self._by_host.get(host)
+        if connections is None or len(connections) < MAX_LOGINS_AT_ONCE:
+            return now
+        return max(now, next(iter(connections.values())) + LOGIN_GRACE_S)
+
     def victim(self, address: Address, now: float, *, must_have: bool) -> int | None:
         """Return the connection to close in favour of a new one from this address, or None.
 
         `must_have`: the new connection has no slot without a victim. A connection keeps its slot against
         others of its own host for LOGIN_GRACE_S: otherwise many clients that reconnect at once from behind one address
-        would
-        evict each other forever.
+        would evict each other forever.
         """
         host = host_of(address)
         connections = self._by_host.get(host, {})
@@ -85,7 +113,145 @@ class UnadmittedConnections:
         elif len(connections) < MAX_UNADMITTED_PER_HOST:
             return None
         oldest = next(iter(connections), None)
-        return oldest if oldest is not None and now - connections[oldest] >= LOGIN_GRACE_S else None
+        # The same sum as in free_at: a difference could be rounded down.
+        return oldest if oldest is not None and now >= connections[oldest] + LOGIN_GRACE_S else None
+
+
+class HandshakeQueue:
+    """Hellos and connects that wait for their turn, each client once.
+
+    Hosts with connects take turns. When the queue is full, the host with the most connects makes room for one with
+    fewer, so that it keeps no other host out. For hellos this would be useless, because their senders can forge any
+    address. Packets that their clients no longer repeat are stale: answers to them would be wasted.
+    """
+
+    __slots__ = ("_connects", "_connects_of_host", "_hellos", "_hosts_by_count", "_largest_count")
+
+    def __init__(self) -> None:
+        self._hellos: dict[tuple[bytes, Address], float] = {}
+        """When each client last sent its hello, by the connection id and nonce in it and its address, the oldest
+        first. A copy from another address does not redirect the answer: any observer could send one."""
+        self._connects: dict[bytes, tuple[ConnectFrame, Address, float]] = {}
+        self._connects_of_host: dict[str, dict[bytes, None]] = {}
+        """The keys of all connects, by host, the next host first."""
+        self._hosts_by_count: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        """The hosts that have this number of connects."""
+        self._largest_count = 0
+        """No host has more connects than this."""
+
+    def __len__(self) -> int:
+        return len(self._hellos) + len(self._connects)
+
+    def is_repeat(self, packet: bytes, address: Address, now: float) -> bool:
+        """Return whether this packet without a connection repeats a handshake that waits already."""
+        key = packet[_KEY]
+        waiting = self._connects.get(key)
+        if waiting is not None:
+            if waiting[1] != address:
+                return False
+            self._connects[key] = waiting[0], address, now
+            return True
+        if packet[HEADER.size] != HELLO or (key, address) not in self._hellos:
+            return False
+        self._hellos[key, address] = now
+        return True
+
+    def add_hello(self, hello: HelloFrame, address: Address, now: float) -> bool:
+        """Add it; return False if the queue is full."""
+        hellos = self._hellos
+        key = _key_of(hello), address
+        if len(hellos) >= MAX_HELLOS_WAITING and key not in hellos:
+            oldest = next(iter(hellos))
+            if now - hellos[oldest] <= HANDSHAKE_STALE_S:
+                return False
+            del hellos[oldest]
+        hellos[key] = now
+        return True
+
+    def add_connect(self, connect: ConnectFrame, address: Address, now: float) -> bool:
+        """Add it; return False if all slots for its host are taken."""
+        key = _key_of(connect)
+        former = self._connects.get(key)
+        if former is not None:
+            self._remove(key, host_of(former[1]))
+        host = host_of(address)
+        count = len(self._connects_of_host.get(host, ()))
+        if count >= MAX_CONNECTS_WAITING // SHARE or not self._has_slot(count):
+            return False
+        self._connects[key] = connect, address, now
+        self._connects_of_host.setdefault(host, {})[key] = None
+        self._count(host, count, count + 1)
+        return True
+
+    def _has_slot(self, count: int) -> bool:
+        """Return whether a host with `count` connects may have another one, if necessary in place of the newest one of
+        the host with the most."""
+        if len(self._connects) < MAX_CONNECTS_WAITING:
+            return True
+        while not self._hosts_by_count[self._largest_count]:
+            del self._hosts_by_count[self._largest_count]
+            self._largest_count -= 1
+        if self._largest_count <= count + 1:
+            return False
+        host = next(iter(self._hosts_by_count[self._largest_count]))
+        self._remove(next(reversed(self._connects_of_host[host])), host)
+        return True
+
+    def next_connect(self, free_at: Callable[[str, float], float], now: float) -> tuple[ConnectFrame, Address] | float:
+        """Remove and return the next connect of a free host. If all hosts are busy, return when one will be free.
+
+        `free_at`: see UnadmittedConnections. Without any connect, the result is infinite.
+        """
+        hosts = self._connects_of_host
+        while True:
+            earliest = inf
+            for host in hosts:
+                at = free_at(host, now)
+                if at <= now:
+                    break
+                earliest = min(earliest, at)
+            else:
+                return earliest
+            keys = hosts[host] = hosts.pop(host)  # the other hosts have their turn first
+            while keys:
+                connect, address, sent_at = self._remove(next(iter(keys)), host)
+                if now - sent_at <= HANDSHAKE_STALE_S:
+                    return connect, address
+
+    def next_hello(self, now: float) -> tuple[HelloFrame, Address] | None:
+        """Remove and return the oldest hello that is not stale; None without any."""
+        hellos = self._hellos
+        while hellos:
+            oldest = next(iter(hellos))
+            sent_at = hellos.pop(oldest)
+            if now - sent_at <= HANDSHAKE_STALE_S:
+                key, address = oldest
+                return HelloFrame(int.from_bytes(key[:8], "big"), key[8:]), address
+        return None
+
+    def _remove(self, key: bytes, host: str) -> tuple[ConnectFrame, Address, float]:
+        keys = self._connects_of_host[host]
+        del keys[key]
+        self._count(host, len(keys) + 1, len(keys))
+        if not keys:
+            del self._connects_of_host[host]
+        return self._connects.pop(key)
+
+    def _count(self, host: str, before: int, after: int) -> None:
+        """Note that the number of connects of a host has changed."""
+        if before:
+            del self._hosts_by_count[before][host]
+        if after:
+            self._hosts_by_count[after][host] = None
+            self._largest_count = max(self._largest_count, after)
+
+
+_KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + NONCE_BYTES)
+"""The connection id and nonce of a client: they follow the type of both frames."""
+
+
+def _key_of(frame: HelloFrame | ConnectFrame) -> bytes:
+    return frame.connection_id.to_bytes(8, "big") + frame.nonce
 
 
 REASON: Final = "too many unfinished records wait here: try again later"

@@ -34,7 +34,7 @@ from godwit.transport.events import (
     Train,
     Writable,
 )
-from godwit.transport.fast_path import NOT_HANDLED, ONLY_ACK, FastReceiver, FastSender
+from godwit.transport.fast_path import KIND_AT, NOT_HANDLED, ONLY_ACK, FastReceiver, FastSender
 from godwit.transport.path import PathMigration
 from godwit.transport.receive_channels import LimitError, NotAdmittedError
 from godwit.transport.receiver import PacketReceiver, ReceivedFrames
@@ -42,7 +42,7 @@ from godwit.transport.timers import ClosingState, ConnectionTimers, IdleTimer
 from godwit.transport.transmitter import Transmitter
 from godwit.wire import packet as wire
 from godwit.wire.control_base import Code
-from godwit.wire.packet import INTACT, encode_packet
+from godwit.wire.packet import INTACT, PING, encode_packet
 from godwit.wire.parameters import Parameters
 
 __all__ = ["Connection"]
@@ -296,7 +296,10 @@ class Connection:
         short, out = self._fast_receiver, self._fast_sender
         taken = NOT_HANDLED
         if short is not None and out is not None and self.state is _OPEN and address == self.peer_address:
-            taken = short.handle_packet(packet, self, now, self._events)
+            if packet[KIND_AT] == PING:
+                taken = short.handle_ping(packet, now)
+            else:
+                taken = short.handle_packet(packet, self, now, self._events)
         if taken is NOT_HANDLED:
             self.handle_packets(packet, 0, len(packet), address, now)
             return

@@ -18,8 +18,8 @@ from math import inf
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
-from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
-from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
+from godwit.limits import BASE_DATAGRAM_BYTES, CONNECT_COST, HANDSHAKE_COST_A_TURN, MAX_ANSWERS_WAITING
+from godwit.transport.admission import HandshakeQueue, ReceiveBudget, UnadmittedConnections, host_of
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import AwakeConnections, Connection
 from godwit.transport.connection_state import Components
@@ -71,6 +71,13 @@ class Endpoint:
         self.pending_events: list[Event] = []
         """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
         self._answers: deque[Train] = deque()
+        self._handshakes = HandshakeQueue()
+        self._handshakes_at = -inf
+        """The time of the last turn with handshakes, and their cost in it."""
+        self._handshake_cost = 0
+        self._handshakes_blocked: tuple[float, int] | None = None
+        """Until when no waiting handshake can be handled, and the number of removed unadmitted connections then: after
+        another removal one may be."""
         self.awake = AwakeConnections()
         """Connections that may have something to send or a new timer, in order of their turns. While it is empty,
         next_train of a client returns None; that of a server may return an answer to a packet without a connection."""
@@ -133,6 +140,8 @@ class Endpoint:
             heappop(timers)
             owner.scheduled_at = None
             owner.handle_timers(now)
+        if self._handshakes:
+            self._handle_waiting(now)
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -180,6 +189,15 @@ class Endpoint:
 
     def next_timer(self) -> float | None:
         """Return when handle_timers is due if no other input comes first, or None."""
+        due_at = self._next_connection_timer()
+        if not self._handshakes:
+            return due_at
+        handshake_at = self.now
+        if self._handshakes_blocked is not None and self._handshakes_blocked[1] == self._unadmitted.removals:
+            handshake_at = max(handshake_at, self._handshakes_blocked[0])
+        return handshake_at if due_at is None else min(due_at, handshake_at)
+
+    def _next_connection_timer(self) -> float | None:
         timers = self._timers
         while timers:
             due_at, connection_id = timers[0]
@@ -201,6 +219,11 @@ class Endpoint:
         """The bytes that all connections hold for their applications."""
         dialing = sum(dial.connection.buffered_bytes for dial in self._dials.values())
         return dialing + sum(connection.buffered_bytes for connection in self._connections.values())
+
+    @property
+    def waiting_handshakes(self) -> int:
+        """The number of clients whose hello or connect waits for its turn."""
+        return len(self._handshakes)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -251,14 +274,15 @@ class Endpoint:
     # -- packets without an open connection ---------------------------------------------------------------------------
 
     def _handle_stray(self, packet: bytes, address: Address, now: float) -> None:
+        if self._handshakes and len(packet) > HEADER.size and self._handshakes.is_repeat(packet, address, now):
+            return
         try:
             reason = self._handle_unconnected(packet, address, now)
         except DecodeError as error:
             reason = error.reason
             if reason == "version" and self._config.accepts and len(packet) >= BASE_DATAGRAM_BYTES:
                 self._refuse_version(packet, address)
-        if reason is not None:
-            self.dropped[reason] += 1
+        self._count_drop(reason)
 
     def _handle_unconnected(self, packet: bytes, address: Address, now: float) -> str | None:
         """Handle a packet without an open connection. Return the reason to drop it, or None if it was used."""
@@ -277,12 +301,62 @@ class Endpoint:
         if not self._config.accepts:
             return "unasked_handshake"
         if isinstance(frame, wire.HelloFrame):
-            cookie = self._acceptor.handle_hello(frame, len(packet), address, now)
-            self._answer(address, cookie)
-            return "short_hello" if cookie is None else None
+            if len(packet) >= BASE_DATAGRAM_BYTES and self._must_wait(1, now):
+                self._handshakes_blocked = None
+                return None if self._handshakes.add_hello(frame, address, now) else "handshake_overflow"
+            return self._handle_hello(frame, len(packet), address, now)
         if isinstance(frame, wire.ConnectFrame):
+            if not self._acceptor.is_proven(frame, address, now):
+                return "bad_cookie"
+            # A client whose accept was lost has its slot already: its repeat waits for nothing.
+            if self._acceptor.repeated(frame, now) is None and (
+                self._must_wait(CONNECT_COST, now) or self._unadmitted.free_at(host_of(address), now) > now
+            ):
+                self._handshakes_blocked = None
+                return None if self._handshakes.add_connect(frame, address, now) else "handshake_overflow"
             return self._handle_connect(frame, address, now)
         return "unasked_handshake"
+
+    def _must_wait(self, cost: int, now: float) -> bool:
+        """Return whether a handshake waits because others do, or because this turn has had enough of them."""
+        if self._handshakes:
+            return True
+        if now != self._handshakes_at:
+            self._handshakes_at = now
+            self._handshake_cost = 0
+        self._handshake_cost += cost
+        return self._handshake_cost > HANDSHAKE_COST_A_TURN
+
+    def _handle_waiting(self, now: float) -> None:
+        """Handle as many waiting handshakes as a turn allows. The next turn follows at once, see next_timer.
+
+        Connects and hellos alternate: no more cookies are issued than connects are handled, and clients that send
+        connects without end do not keep others from getting a cookie.
+        """
+        queue = self._handshakes
+        cost = 0
+        self._handshakes_blocked = None
+        while cost < HANDSHAKE_COST_A_TURN:
+            connect = queue.next_connect(self._unadmitted.free_at, now)
+            if not isinstance(connect, float):
+                cost += CONNECT_COST
+                self._count_drop(self._handle_connect(*connect, now))
+            hello = queue.next_hello(now)
+            if hello is not None:
+                cost += 1
+                self._count_drop(self._handle_hello(hello[0], BASE_DATAGRAM_BYTES, hello[1], now))
+            elif isinstance(connect, float):
+                self._handshakes_blocked = connect, self._unadmitted.removals
+                return
+
+    def _count_drop(self, reason: str | None) -> None:
+        if reason is not None:
+            self.dropped[reason] += 1
+
+    def _handle_hello(self, frame: wire.HelloFrame, packet_bytes: int, address: Address, now: float) -> str | None:
+        cookie = self._acceptor.handle_hello(frame, packet_bytes, address, now)
+        self._answer(address, cookie)
+        return "short_hello" if cookie is None else None
 
     def _answer(self, address: Address, packet: bytes | None) -> None:
         if packet is None:
@@ -315,8 +389,7 @@ class Endpoint:
         return None
 
     def _handle_connect(self, frame: wire.ConnectFrame, address: Address, now: float) -> str | None:
-        if not self._acceptor.is_proven(frame, address, now):
-            return "bad_cookie"
+        """Accept or refuse a client whose cookie is right. Return the reason to count, or None."""
         again = self._acceptor.repeated(frame, now)
         if again is not None:
             packet, connection_id = again

@@ -22,7 +22,7 @@ from godwit.transport.connection_state import Components
 from godwit.transport.events import ChannelConfirmed, Event, Received, Writable
 from godwit.transport.recovery import ControlFrameKey, SentRun
 from godwit.transport.send_channels import Fragment
-from godwit.transport.transmitter import Transmitter
+from godwit.transport.transmitter import SMALLEST_QUESTION_BYTES, Transmitter
 from godwit.wire.packet import (
     ACK,
     CHECKSUM,
@@ -34,6 +34,7 @@ from godwit.wire.packet import (
     INTACT,
     LAST,
     PADDING,
+    PING,
     U32,
     UNRELIABLE,
     WHOLE,
@@ -43,12 +44,16 @@ if TYPE_CHECKING:
     from godwit.transport.connection import Connection
 
 _MASK: Final = 0xFFFFFFFF
-_KIND_AT: Final = HEADER.size
+KIND_AT: Final = HEADER.size
+"""The offset of the type of the first frame."""
 _RELIABLE: Final = frozenset((DATA | WHOLE, DATA | WHOLE | LAST))
 """Data frames without length and position, which end with their packet and do not end their channel."""
 _UNRELIABLE: Final = DATA | WHOLE | UNRELIABLE
 _NOTHING: Final = -1
 """Used as the frame type of a packet that ends after its acknowledgement."""
+
+_PING_CONTENTS: Final = (bytes((PING,)).ljust(SMALLEST_QUESTION_BYTES, bytes((PADDING,))), bytes((PING,)))
+"""Of a keep-alive from a client and from a server."""
 
 _RECEIVED_ACK: Final = struct.Struct(">BQIBIBII")
 _RECEIVED_RECORD: Final = struct.Struct(">BQIBII")
@@ -106,7 +111,7 @@ class FastReceiver:
         acked: list[SentRun] | None = None
         newest = -1
         size = len(packet)
-        kind = packet[_KIND_AT]
+        kind = packet[KIND_AT]
         if kind != ACK:
             if size < _RECORD_BYTES:
                 return NOT_HANDLED
@@ -146,6 +151,24 @@ class FastReceiver:
         acknowledger.handle_next(now)
         if newest >= 0:
             self._handle_ack(newest, acked, delay_us, now, connection, events)
+        return HANDLED
+
+    def handle_ping(self, packet: bytes, now: float) -> int:
+        """Handle a packet whose first frame is a ping: nearly all that a server receives from idle clients.
+
+        Return HANDLED or NOT_HANDLED.
+        """
+        acknowledger = self._acknowledger
+        first, _, number = HEADER.unpack_from(packet)
+        if (
+            packet[KIND_AT : -CHECKSUM.size] not in _PING_CONTENTS
+            or first != FIRST_BYTE
+            or number != (acknowledger.largest + 1) & _MASK
+            or crc32c(packet) != INTACT
+        ):
+            return NOT_HANDLED
+        acknowledger.handle_next(now)
+        acknowledger.handle_ping(now)
         return HANDLED
 
     def _handle_confirm_and_record(

@@ -1,8 +1,9 @@
 """The handshake: cookies, keys and proofs, the server's side (Acceptor) and the client's side (Dial).
 
-The client repeats hello until it receives a cookie, then connect until it receives an accept. The server stores nothing
-about a client before the client has returned its cookie, and never sends an unproven address more than three times the
-bytes received from it: a cookie is much shorter than a hello, and a reset is shorter than the packet that it answers.
+The client repeats hello until it receives a cookie, then connect until it receives an accept. The acceptor stores
+nothing about a client before the client has returned its cookie, and never sends an unproven address more than three
+times the bytes received from it: a cookie is much shorter than a hello, and a reset is shorter than the packet that it
+answers.
 
 An observer of the handshake can compute every value here; all other parties are kept out. See "Handshake" and "Keys and
 proofs" in docs/PROTOCOL.md.
@@ -206,6 +207,8 @@ class Dial:
         self._nonce = nonce
         self._parameters = parameters
         self._cookie: bytes | None = None
+        self._pace = 1.0 + nonce[0] / 512
+        """Multiplies its pauses: clients that began together repeat their packets at different times."""
         self._wait_s = HANDSHAKE_RETRY_S
         self._send_at = now
         self._sent_at = now
@@ -270,7 +273,7 @@ class Dial:
         says_hello = self._cookie is None or (self._is_cookie_doubtful() and self._sends % 2 == 1)
         self._sends += 1
         self._sent_at = now
-        self._send_at = now + self._wait_s
+        self._send_at = now + self._wait_s * self._pace
         self._wait_s = min(2 * self._wait_s, MAX_HANDSHAKE_RETRY_S)
         connection_id = self.connection.id
         if self._cookie is None or says_hello:

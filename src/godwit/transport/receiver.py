@@ -184,6 +184,8 @@ class PacketReceiver:
             eliciting |= self._handle_frame(frame, now, received)
         if eliciting:
             acknowledger.handle_eliciting(1, now, in_order=number == expected)
+            if len(found) == 1 and isinstance(found[0], wire.PingFrame):
+                acknowledger.handle_ping(now)
 
     def _handle_frame(self, frame: wire.Frame, now: float, received: ReceivedFrames) -> bool:
         """Handle one frame. Return whether it asks for an acknowledgement."""

@@ -108,7 +108,13 @@ class Admission:
             self._admit(peer, credentials, welcome, session, False, now_us)
             return
         known = self.sessions.get(name)
-        if known is None or known.peer is None or is_proved or known.instance == credentials.instance:
+        try:
+            self._check_principal(credentials, known, is_proved)
+        except RequestFailure as failure:
+            self._refuse(peer, failure)
+            return
+        proves_name = is_proved and credentials.principal in (None, name)
+        if known is None or known.peer is None or proves_name or known.instance == credentials.instance:
             self._enter(Claimant(peer, credentials, welcome), name, is_proved, now_us)
         else:
             self._claim(Claimant(peer, credentials, welcome), name, known.peer, now_us)
@@ -139,7 +145,8 @@ class Admission:
             if former is not None:
                 self._refuse_claimants(name)  # this client has a better right
                 former.close(Code.TAKEN_OVER, f"{name} has connected again, from {peer.address}")
-                self.on_gone(former, now_us, was_expected=is_same, reason="taken over")
+                is_expected = is_same and not credentials.publishes_replaced_will
+                self.on_gone(former, now_us, was_expected=is_expected, reason="taken over")
             elif session.is_awaited and not is_same:
                 self.abandon(session, now_us)  # that run of the client will not return
             session = self.sessions.get(name)  # a session that does not outlive its connection is deleted now
@@ -196,6 +203,7 @@ class Admission:
         session.peer = peer
         session.instance = credentials.instance
         session.is_proved = is_proved
+        session.principal = session.name if credentials.principal is None else credentials.principal
         self.sessions.move(session, "" if is_proved else peer.host)
         expiry_s = min(credentials.session_expiry_s, settings.max_session_expiry_s)
         session.expiry_s = expiry_s if session.is_remembered else 0
@@ -235,7 +243,7 @@ class Admission:
                 raise RequestFailure(Code.BAD_NAME, str(error)) from None
         is_proved = self._check_proof(credentials)
         if credentials.will is not None:
-            self._check_will(credentials.will, name, is_proved)
+            self._check_will(credentials.will, credentials.principal or name, is_proved)
         return is_proved
 
     def _check_proof(self, credentials: Credentials) -> bool:
@@ -245,6 +253,8 @@ class Admission:
             if not access.allows_anonymous:
                 raise RequestFailure(Code.NOT_ALLOWED, NO_NAME)
             return False
+        if credentials.principal is not None:
+            name = credentials.principal
         secret = access.secret_of(name)
         if secret is None and access.allows_anonymous:
             return False  # without the work of a proof: such a name is admitted anyway
@@ -254,6 +264,25 @@ class Admission:
         if not is_right:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"the proof of the name {name!r} is missing or wrong")
         return True
+
+    def _check_principal(self, credentials: Credentials, known: Session | None, is_proved: bool) -> None:
+        """Raise RequestFailure if the session belongs to another user."""
+        if not credentials.has_principals:
+            return
+        name = credentials.name
+        assert name is not None
+        if credentials.principal not in (None, name) and self._catalogue.settings.access.secret_of(name) is not None:
+            text = f"the name {name!r} is listed with a secret of its own: choose another client identifier"
+            raise RequestFailure(Code.NAME_IN_USE, text)
+        principal = name if credentials.principal is None else credentials.principal
+        if known is not None and known.is_proved and (known.principal != principal or not is_proved):
+            text = f"the session {name!r} belongs to another user: choose another client identifier"
+            raise RequestFailure(Code.NAME_IN_USE, text)
+
+    def change_expiry(self, session: Session, expiry_s: int) -> None:
+        """Change how long a session is kept after its connection has ended."""
+        session.expiry_s = min(expiry_s, self._catalogue.settings.max_session_expiry_s) if session.is_remembered else 0
+        self._dirty.session(session)
 
     def _check_will(self, will: Will, name: str | None, is_proved: bool) -> None:
         try:
@@ -377,6 +406,7 @@ class Admission:
         session.is_proved = row.is_proved
         session.expiry_s = row.expiry_s
         session.will = row.will
+        session.principal = row.name if row.principal is None else row.principal
         session.is_stored = True
         session.is_awaited = row.ends_at_us is None
         self.sessions[row.name] = session

@@ -58,11 +58,13 @@ class Session:
 
     __slots__ = (
         "ends_at_us", "expiry_s", "filter_levels", "host", "instance", "is_awaited", "is_proved", "is_remembered",
-        "is_stored", "messages_in", "name", "peer", "publisher_number", "subscriptions", "will",
+        "is_stored", "messages_in", "name", "peer", "principal", "publisher_number", "subscriptions", "will",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
         self.name = name
+        self.principal = name
+        """The name whose rights the client has: that of a user, in a protocol that has users."""
         self.publisher_number = publisher_number
         self.is_remembered = is_remembered
         """False for a client without a name of its own."""

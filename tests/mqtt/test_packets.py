@@ -196,9 +196,10 @@ def test_packets_of_the_server() -> None:
     assert p.encode_unsuback(5, 1, [0x11]) == b"\xb0\x04\x00\x01\x00\x11"
     assert p.encode_disconnect(0x8E) == b"\xe0\x01\x8e"
     for value in (0, 127, 128, 16383, 16384, 2097151, 2097152, p.MAX_REMAINING_BYTES):
-        reader = PacketReader()
-        reader.version, reader.max_bytes = 4, 1 << 30
-        assert reader._read_length(b"\x30" + p.encode_varint(value), 0, 9)[0] == value or value < 128
+        data = p.encode_varint(value)
+        cursor = p._Cursor(data, 0, len(data))
+        assert cursor.varint() == value
+        cursor.require_end()
 
 
 def _decision(sequence: Sequence) -> tuple[bool, int]:
@@ -227,7 +228,8 @@ OF_THE_SESSION = (
 
 
 def test_the_codec_agrees_with_the_reference_sequences(pytestconfig: pytest.Config) -> None:
-    folder = checkout(pytestconfig.cache.mkdir("reference"))  # type: ignore[union-attr]
+    assert pytestconfig.cache is not None
+    folder = checkout(pytestconfig.cache.mkdir("reference"))
     wrong: list[str] = []
     for sequence in load_sequences(folder):
         is_refused, code = _decision(sequence)
@@ -236,7 +238,7 @@ def test_the_codec_agrees_with_the_reference_sequences(pytestconfig: pytest.Conf
             last = [step["payload"] for step in sequence.steps if step["type"] == "recv"][-1:] or [b""]
             expected = last[0][2:3] if last[0][:1] == b"\xe0" else last[0][3:4]
             older = {Reason.BAD_VERSION: 1, Reason.BAD_CLIENT_ID: 2}
-            if is_refused and expected and expected[0] not in (code, older.get(Reason(code))):
+            if is_refused and expected > b"\0" and expected[0] not in (code, older.get(Reason(code))):
                 wrong.append(f"{sequence.name}: {code:#x}, expected {expected.hex()}")
         elif not any(part in sequence.name for part in OF_THE_SESSION):
             wrong.append(f"{sequence.name}: {'refused' if is_refused else 'accepted'}")

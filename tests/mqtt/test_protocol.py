@@ -82,7 +82,7 @@ def test_a_disk_that_fails_closes_the_connection_without_an_acknowledgement() ->
     assert device.packets[-1][:3] == bytes((0xE0, len(device.packets[-1]) - 2, Reason.IMPLEMENTATION))
     assert device.is_closed
     again = world.device("d", 5, clean=False, values=KEEPS)
-    assert again.publish("t", b"1", qos=2, packet_id=1, dup=True)[-1][:4] == b"\x50\x03\x00\x01"
+    assert again.publish("t", b"1", qos=2, packet_id=1, dup=True) == [client.ack(5, 1)]
     assert world.keeping.next_offset == 1
 
 
@@ -90,9 +90,10 @@ def test_a_qos_2_message_is_published_once_whatever_is_repeated() -> None:
     world = MqttWorld()
     device, receiver = world.device("d", clean=False), world.device("r")
     receiver.subscribe(("t", 0))
-    for _ in range(3):
+    for _ in range(2):
         assert device.publish("t", b"1", qos=2, packet_id=5, dup=True) == [client.ack(5, 5)]
-    device.vanish()
+    device.publish("t", b"1", qos=2, packet_id=5, dup=True)
+    assert device.is_closed  # repeats are for the next connection
     device = world.device("d", clean=False)
     assert device.packets[0] == b"\x20\x02\x01\x00"  # session present
     assert device.publish("t", b"1", qos=2, packet_id=5, dup=True) == [client.ack(5, 5)]

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from godwit.broker.dirty_state import TABLE_KEY
 from godwit.broker.effects import Notice, refusal_notice
 from godwit.broker.ports import Credentials, FilterRequest, Peer, RequestFailure
 from godwit.broker.session import Session
-from godwit.broker.subscription import TABLE_KEY, FilterTable
+from godwit.broker.subscription import FilterTable
 from godwit.limits import KIB, MAX_WILL_BYTES
 from godwit.mqtt.packets import (
     PINGRESP,
+    V3_1,
     V3_1_1,
     V5,
     AckPacket,
@@ -60,6 +62,7 @@ MAX_WAITING_BYTES: Final = 256 * KIB
 KEEP_ALIVE_FACTOR: Final = 1.5
 ASSIGNED: Final = "auto-"
 """Prefix of client identifiers that the broker assigns."""
+PUBREC_HEAD: Final = bytes((PacketType.PUBREC << 4,))
 REASONS: Final = {
     Code.NORMAL: Reason.SUCCESS,
     Code.SHUTDOWN: Reason.SHUTDOWN,
@@ -233,7 +236,7 @@ class MqttConnection(Peer):
         self._set_reading()
 
     def _handle_packets(self, now_us: int) -> None:
-        while not self.is_closing:
+        while True:
             self._is_blocked = self._must_wait()
             if self._is_blocked:
                 return
@@ -249,7 +252,7 @@ class MqttConnection(Peer):
             packets = self._packets
             index = 0
             try:
-                while index < len(packets) and not self.is_closing and not self._must_wait():
+                while index < len(packets) and not self._must_wait():
                     packet = packets[index]
                     if type(packet) is PublishPacket:
                         index = self.receiver.handle_publishes(packets, index, now_us)
@@ -260,9 +263,9 @@ class MqttConnection(Peer):
                 del packets[:index]
 
     def _must_wait(self) -> bool:
-        """Return whether packets have to wait: for the welcome, or for the log."""
-        if not self.is_admitted:
-            return self.version != 0
+        """Return whether packets have to wait: for the welcome, or for the log. After the end they wait for ever."""
+        if self.is_closing or not self.is_admitted:
+            return self.is_closing or self.version != 0
         if self.pending_replies > MAX_PENDING_REPLIES or self.receiver.held_bytes > self.window_bytes:
             return True
         return self.bucket is not None and self.bucket.due_us > self.broker.now_us
@@ -296,8 +299,14 @@ class MqttConnection(Peer):
         self._protocol.mark_output(self)
 
     def flush(self) -> None:
-        """Hand the packets of a turn to the stream."""
-        if self.out:
+        """Hand the packets of a turn to the stream: a client gets its own message before the PUBACK for it, and after
+        the PUBREC."""
+        acks = self.receiver.take_acks() if self.is_admitted else b""
+        if self.out or acks:
+            if acks[:1] == PUBREC_HEAD:
+                self.out.insert(0, acks)
+            else:
+                self.out.append(acks)
             data = b"".join(self.out)
             self.out.clear()
             self.out_bytes = 0
@@ -312,7 +321,10 @@ class MqttConnection(Peer):
         """End the connection because of a packet that is not valid."""
         if not self.is_closing:
             self._notify("closed", f"closed {self.name or self.address}: {error}", error.code)
-        self._finish(error.code, str(error), error.version)
+        if error.is_silent:
+            self._close_stream()
+        else:
+            self._finish(error.code, "", error.version)
 
     def close(self, code: Code, text: str) -> None:
         self._finish(REASONS.get(code, Reason.UNSPECIFIED), text, 0)
@@ -323,11 +335,15 @@ class MqttConnection(Peer):
         version = self.version or version
         if self.is_admitted:
             if version == V5:
-                self.write(encode_disconnect(code, text[:200] if self.wants_reasons and code < 0x90 else ""))
+                self.write(encode_disconnect(code, text[:200] if self.wants_reasons else ""))
         elif version == V5:
             self.write(encode_connack(V5, session_present=False, code=code))
         elif code in RETURN_CODES and (version or code == Reason.BAD_VERSION):
             self.write(encode_connack(V3_1_1, session_present=False, code=RETURN_CODES[Reason(code)]))
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        """Close the stream at the end of the turn."""
         self.is_closing = True
         self._inbox.clear()
         self._packets.clear()
@@ -456,7 +472,8 @@ class MqttConnection(Peer):
         values[Property.SHARED_AVAILABLE] = 0
         values[Property.MAXIMUM_PACKET_SIZE] = self._max_packet_bytes()
         values[Property.RECEIVE_MAXIMUM] = settings.receive_maximum
-        connack = encode_connack(self.version, session_present=is_present, code=0, properties=values)
+        is_shown = is_present and self.version > V3_1
+        connack = encode_connack(self.version, session_present=is_shown, code=0, properties=values)
         if len(connack) > self.outbound.client_max_bytes:
             self.is_closing = True  # it accepts not even this packet
             self._protocol.mark_output(self)
@@ -500,6 +517,8 @@ class MqttConnection(Peer):
 
     def _subscribe_reason(self, failure: RequestFailure) -> int:
         self.notify_refused(failure.code, failure.text)
+        if failure.code is Code.NO_SUCH_TOPIC:  # nothing that the client lacks a right for
+            return Reason.UNSPECIFIED
         return REASONS.get(failure.code, Reason.UNSPECIFIED)
 
     def _unsubscribe(self, packet: UnsubscribePacket) -> None:

@@ -87,9 +87,11 @@ class Reason(IntEnum):
 class PacketError(Exception):
     """A packet of a client is refused; the connection ends with this reason code."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, *, is_silent: bool = False) -> None:
         super().__init__(text)
         self.code = code
+        self.is_silent = is_silent
+        """Whether the connection is closed without a packet that has the code."""
         self.version = 0
         """Of a CONNECT that is refused, as far as it was read."""
 
@@ -153,7 +155,7 @@ _ALLOWED: Final[dict[int, frozenset[int]]] = {
     PacketType.PUBCOMP: _OF_ACKS,
     PacketType.SUBSCRIBE: frozenset((0x0B, 0x26)),
     PacketType.UNSUBSCRIBE: frozenset((0x26,)),
-    PacketType.DISCONNECT: frozenset((0x11, 0x1F, 0x26)),
+    PacketType.DISCONNECT: frozenset((0x11, 0x1C, 0x1F, 0x26)),
     PacketType.AUTH: frozenset((0x15, 0x16, 0x1F, 0x26)),
     _WILL: _OF_MESSAGES | {0x18},
 }
@@ -365,7 +367,7 @@ class _Cursor:
             kind = _KINDS.get(number)
             if kind is None:
                 raise PacketError(Reason.MALFORMED, f"property {number:#x} does not exist")
-            value = _READERS[kind](inner)
+            value: Any = _READERS[kind](inner)
             if number not in _ALLOWED[where]:
                 code = Reason.MALFORMED if where in _STRICT else Reason.PROTOCOL
                 problem = problem or PacketError(code, f"property {number:#x} is not allowed in this packet")
@@ -405,7 +407,9 @@ def _read_connect(flags: int, cursor: _Cursor) -> ConnectPacket:
     is_bridge = bool(version & _BRIDGE)
     version &= ~_BRIDGE
     if version not in ((V3_1,) if name == b"MQIsdp" else (V3_1_1, V5)):
-        raise PacketError(Reason.BAD_VERSION, f"version {version} is not supported")
+        error = PacketError(Reason.BAD_VERSION, f"version {version} is not supported")
+        error.version = V3_1_1 if version in (V3_1, V3_1_1) else V5
+        raise error
     try:
         return _read_connect_fields(flags, cursor, version, is_bridge)
     except PacketError as error:
@@ -415,23 +419,31 @@ def _read_connect(flags: int, cursor: _Cursor) -> ConnectPacket:
 
 def _read_connect_fields(flags: int, cursor: _Cursor, version: int, is_bridge: bool) -> ConnectPacket:
     if flags and version != V3_1:
-        raise PacketError(Reason.MALFORMED, "a CONNECT has flags in its header")
+        raise PacketError(Reason.MALFORMED, "a CONNECT has flags in its header", is_silent=True)
+    if cursor.end - cursor.at < 3:
+        raise PacketError(Reason.MALFORMED, "the packet is cut short", is_silent=True)
     bits = cursor.byte()
     keep_alive_s = cursor.short()
     qos = bits >> 3 & 3
     if bits & 1 and version != V3_1:
         raise PacketError(Reason.MALFORMED, "the reserved flag of a CONNECT is set")
     if qos == 3 or (not bits & 4 and bits & 0x38) or (bits & 0xC0 == 0x40 and version < V5):
-        raise PacketError(Reason.MALFORMED, f"the flags {bits:#x} of a CONNECT contradict each other")
+        raise PacketError(
+            Reason.MALFORMED, f"the flags {bits:#x} of a CONNECT contradict each other", is_silent=qos == 3
+        )
     properties = cursor.properties(PacketType.CONNECT) if version == V5 else NO_PROPERTIES
-    client_id = _decode_text(cursor.binary(), Reason.BAD_CLIENT_ID)
+    client_id = _decode_text(cursor.binary(), Reason.BAD_CLIENT_ID if version == V5 else Reason.MALFORMED)
     will = None
     if bits & 4:
         will_properties = cursor.properties(_WILL) if version == V5 else NO_PROPERTIES
         topic = _check_topic(cursor.text())
         will = WillMessage(topic, cursor.binary(), qos, bool(bits & 0x20), will_properties)
-    user = cursor.text() if bits & 0x80 else None
-    password = cursor.binary() if bits & 0x40 else None
+    try:
+        user = cursor.text() if bits & 0x80 else None
+        password = cursor.binary() if bits & 0x40 else None
+    except PacketError as error:
+        error.is_silent = True
+        raise
     cursor.require_end()
     if not client_id and (version == V3_1 or (version == V3_1_1 and not bits & 2)):
         raise PacketError(Reason.BAD_CLIENT_ID, "a session that is kept needs a client identifier")
@@ -462,8 +474,8 @@ _AUTH_CODES: Final = frozenset((0, 0x18, 0x19))
 
 def _read_ack(kind: int, flags: int, cursor: _Cursor, version: int) -> AckPacket:
     if flags != (2 if kind == PacketType.PUBREL else 0) and not (version == V3_1 and kind == PacketType.PUBREL):
-        code = Reason.PROTOCOL if kind == PacketType.PUBREL else Reason.MALFORMED
-        raise PacketError(code, "the flags in the header are not those of this packet")
+        reason = Reason.PROTOCOL if kind == PacketType.PUBREL else Reason.MALFORMED
+        raise PacketError(reason, "the flags in the header are not those of this packet")
     packet_id = cursor.packet_id(Reason.PROTOCOL)
     code = 0
     if version == V5 and cursor.at < cursor.end:
@@ -511,12 +523,14 @@ def _read_short(kind: int, flags: int, cursor: _Cursor, version: int) -> Packet:
     if flags or (not is_empty and (kind == PacketType.PINGREQ or version < V5)):
         is_ping = kind == PacketType.PINGREQ or version < V5
         text = "the packet has flags or bytes that it must not have"
-        raise PacketError(Reason.MALFORMED if is_ping else Reason.PROTOCOL, text)
+        raise PacketError(Reason.MALFORMED if is_ping else Reason.PROTOCOL, text, is_silent=not is_empty)
     code, properties = 0, NO_PROPERTIES
     if not is_empty:
+        is_disconnect = kind == PacketType.DISCONNECT
         code = cursor.byte()
-        if code not in (_DISCONNECT_CODES if kind == PacketType.DISCONNECT else _AUTH_CODES):
-            raise PacketError(Reason.PROTOCOL, f"reason code {code:#x} is not allowed in this packet")
+        if code not in (_DISCONNECT_CODES if is_disconnect else _AUTH_CODES):
+            text = f"reason code {code:#x} is not allowed in this packet"
+            raise PacketError(Reason.PROTOCOL, text, is_silent=is_disconnect)
         if cursor.at < cursor.end:
             properties = cursor.properties(kind)
         cursor.require_end()
@@ -618,7 +632,7 @@ class PacketReader:
             size |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return size, at + index + 1
-        raise PacketError(Reason.MALFORMED, "the length of a packet has more than four bytes")
+        raise PacketError(Reason.MALFORMED, "the length of a packet has more than four bytes", is_silent=True)
 
     def _read_publish(self, flags: int, data: bytes, at: int, stop: int) -> PublishPacket:
         qos = flags >> 1 & 3
@@ -670,7 +684,8 @@ class PacketReader:
         if kind in (PacketType.PINGREQ, PacketType.DISCONNECT) or (kind == PacketType.AUTH and version == V5):
             return _read_short(kind, flags, cursor, version)
         code = Reason.MALFORMED if flags and kind != PacketType.CONNACK else Reason.PROTOCOL
-        raise PacketError(code, f"a client must not send packets of type {kind}")
+        is_silent = kind == PacketType.PINGRESP and cursor.at < cursor.end
+        raise PacketError(code, f"a client must not send packets of type {kind}", is_silent=is_silent)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ not released are state of the session, which is stored in the append of the mess
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from godwit.mqtt.sender import EXPIRES_US, EXTENSION_KEYS
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import encode_extension
+from godwit.wire.filters import RESERVED
 
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
@@ -35,6 +37,10 @@ MAX_RUN_BYTES: Final = 512 * 1024
 """One batch of messages of a client, at most."""
 MAX_PUBLICATIONS: Final = 256
 """Topics of one client that are kept open; the least recently opened is closed for another one."""
+MAX_REPEATS: Final = 1
+"""Of a message of QoS 2 on one connection: a client repeats it after a reconnect only."""
+BRIDGE_STATE: Final = re.compile(r"\$SYS/broker/connection/[^/]+/state")
+"""A topic on which bridges of Mosquitto report their state: acknowledged and dropped."""
 PUBLISH_REASONS: Final = {
     Code.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
     Code.NO_SUCH_TOPIC: Reason.NOT_AUTHORIZED,
@@ -72,9 +78,9 @@ class AckSlot:
         receiver.held_bytes += held_bytes
 
     def fill(self, data: bytes) -> None:
-        """Set the acknowledgement, and send all that are complete."""
+        """Set the acknowledgement: it is sent at the end of the turn, after those before it."""
         self.data = data
-        self.receiver.send_acks()
+        self.receiver.connection.mark_output()
 
 
 class MqttReceipt:
@@ -95,7 +101,7 @@ class MqttReceipt:
         if self.qos == 1:
             receiver.unacknowledged -= len(self.ids)
         version = receiver.connection.version
-        if version == V5 and not reached:
+        if version == V5 and self.qos == 1 and not reached:
             data = b"".join([encode_ack(version, kind, number, Reason.NO_SUBSCRIBERS) for number in self.ids])
         else:
             data = encode_acks(kind, self.ids)
@@ -131,7 +137,8 @@ class MqttReceiver:
     """The messages of one connection."""
 
     __slots__ = (
-        "_aliases", "_publications", "_session", "_table", "connection", "held_bytes", "slots", "unacknowledged",
+        "_aliases", "_publications", "_repeats", "_session", "_table", "connection", "held_bytes", "slots",
+        "unacknowledged",
     )  # fmt: skip
 
     def __init__(self, connection: MqttConnection, session: Session, table: FilterTable) -> None:
@@ -140,6 +147,8 @@ class MqttReceiver:
         self._table = table
         self._aliases: dict[int, str] = {}
         self._publications: dict[tuple[str, int], MqttPublication] = {}
+        self._repeats: dict[int, tuple[int, int]] = {}
+        """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
         self.slots: deque[AckSlot] = deque()
         self.held_bytes = 0
         """Of messages that are not acknowledged: the client is not read beyond a limit."""
@@ -196,13 +205,21 @@ class MqttReceiver:
         size = sum([len(packet.payload) for packet in packets])
         if qos:
             self._require_quota(len(ids), qos, ids[0])
-        if qos == 2 and self._is_repeat(ids[0]):
-            return
+        if qos == 2:
+            self._count_repeat(packets[0])
+            if self._is_repeat(ids[0]):
+                return
         receipt = None
         if qos:
             receipt = MqttReceipt(self, qos, ids, size)
             if qos == 1:
                 self.unacknowledged += len(ids)
+        if topic.startswith(RESERVED):
+            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
+                receipt.accepted(1)
+            elif receipt is not None:
+                receipt.refused(Code.NOT_ALLOWED, "")
+            return
         try:
             extension = encode_message_properties(packets[0], now_us)
             publication = self._open(topic, min(qos, 1))
@@ -235,6 +252,15 @@ class MqttReceiver:
             text = f"more than {connection.settings.receive_maximum} messages without an acknowledgement"
             raise PacketError(Reason.RECEIVE_MAXIMUM, text)
 
+    def _count_repeat(self, packet: PublishPacket) -> None:
+        """Raise PacketError if the same message comes again and again on one connection."""
+        seen, count = self._repeats.get(packet.packet_id, (0, -1))
+        found = hash(packet.payload)
+        count = count + 1 if seen == found else 0
+        self._repeats[packet.packet_id] = found, count
+        if count > MAX_REPEATS:
+            raise PacketError(Reason.PROTOCOL, f"message {packet.packet_id} was repeated without a new connection")
+
     def _is_repeat(self, packet_id: int) -> bool:
         """Acknowledge a message of QoS 2 again that is known, when it is stored."""
         if packet_id not in self._table.numbers.received:
@@ -266,6 +292,7 @@ class MqttReceiver:
 
     def handle_pubrel(self, packet_id: int) -> None:
         """The client will not repeat a message of QoS 2: forget its identifier, and report that when it is stored."""
+        self._repeats.pop(packet_id, None)
         slot = AckSlot(self, 0)
         data = encode_ack(self.connection.version, PacketType.PUBCOMP, packet_id)
         self.connection.broker.free_identifier(self._table, packet_id, lambda: slot.fill(data))
@@ -274,16 +301,18 @@ class MqttReceiver:
         """Forget the identifier of a message that was not stored."""
         self.connection.broker.free_identifier(self._table, packet_id, _ignore)
 
-    def send_acks(self) -> None:
-        """Send the acknowledgements that are complete, in order."""
+    def take_acks(self) -> bytes:
+        """Return the acknowledgements that are complete, in order."""
         slots = self.slots
-        connection = self.connection
+        if not slots or slots[0].data is None:
+            return b""
+        found: list[bytes] = []
         while slots and slots[0].data is not None:
             slot = slots.popleft()
             self.held_bytes -= slot.held_bytes
-            if slot.data:
-                connection.write(slot.data)
-        connection.check_input()
+            found.append(slot.data or b"")
+        self.connection.check_input()
+        return b"".join(found)
 
 
 def encode_message_properties(packet: PublishPacket, now_us: int) -> bytes | None:

@@ -262,6 +262,8 @@ class MqttOutbound(Outbound):
         payloads = _payloads(batch)
         numbers = self.table.numbers
         publishes, finished, released = self.publishes, numbers.finished, numbers.released
+        if not self.table.is_stored and numbers.sent_below <= self.table.created_at:
+            self.table.created_at = batch.offset + index  # the first message has identifier 1
         created_at = self.table.created_at
         extension = extension_of(entry)
         flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
@@ -457,8 +459,7 @@ class MqttOutbound(Outbound):
             if waiting[1]:  # the client repeats it
                 self._send_pubrel(packet_id, waiting[0])
         elif code < Reason.UNSPECIFIED:
-            version = self._connection.version
-            self._connection.write(encode_ack(version, PacketType.PUBREL, packet_id, Reason.UNKNOWN_PACKET_ID))
+            self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
 
     def _handle_pubcomp(self, packet_id: int, sent: InFlight | None) -> bool:
         if sent is not None:

@@ -260,6 +260,37 @@ def test_a_will_is_published_unless_the_client_says_goodbye() -> None:
     assert not watcher.messages[0].retain
 
 
+def test_a_will_waits_for_its_delay() -> None:
+    world = MqttWorld()
+    watcher = world.device("w", 5)
+    watcher.subscribe(("will/#", 1))
+    user = {Property.USER_PROPERTY: [("a", "1")]}
+
+    def device(name: str, *, clean: bool = False) -> Device:
+        delay = {Property.WILL_DELAY: 10, **user}
+        will = (f"will/{name}", b"gone", 1, False)
+        return world.device(name, 5, clean=clean, will=will, will_values=delay, values=KEEPS)
+
+    device("returns").vanish()
+    world.pass_s(9)
+    device("returns")
+    device("late").vanish()
+    device("cleaned").vanish()
+    device("cleaned", clean=True).send(client.DISCONNECT)
+    assert watcher.got() == [("will/cleaned", b"gone")]  # its session has ended
+    world.pass_s(9)
+    assert len(watcher.messages) == 1
+    world.pass_s(2)
+    assert watcher.got()[1:] == [("will/late", b"gone")]
+    assert watcher.messages[1].properties == user
+    device("stored").vanish()
+    world.restart()
+    watcher = world.device("w", 5)
+    watcher.subscribe(("will/#", 1))
+    world.pass_s(11)
+    assert watcher.got() == [("will/stored", b"gone")]
+
+
 def test_a_silent_client_is_disconnected_after_its_keep_alive() -> None:
     world = MqttWorld()
     device = world.device("d", 5, keep_alive_s=10, will=("w", b"", 0, False))

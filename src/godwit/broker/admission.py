@@ -87,12 +87,17 @@ class Admission:
         self._names = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of the times when absent sessions end. Entries of sessions that resumed are skipped."""
+        self._wills: list[tuple[int, int, Session]] = []
+        """A heap of the times when delayed wills are published. Entries of clients that returned are skipped."""
         self._serial = 0
+        self._now_us = 0
+        """The time of the last input."""
 
     # -- logins -------------------------------------------------------------------------------------------------------
 
     def login(self, peer: Peer, credentials: Credentials, welcome: OnWelcome, now_us: int) -> None:
         """Begin or resume a session for a connection. A client that is refused is closed with the reason."""
+        self._now_us = now_us
         peer.login_by_us = None
         try:
             is_proved = self._check(credentials)
@@ -210,6 +215,9 @@ class Admission:
         session.ends_at_us = None
         session.is_awaited = False
         session.will = credentials.will
+        session.will_extension = credentials.will_extension
+        session.will_delay_s = credentials.will_delay_s
+        session.will_due_us = None
         peer.session = session
         peer.admit()
         self._jobs.handle_login(session, now_us)
@@ -337,15 +345,20 @@ class Admission:
         """The connection has ended. If that is unexpected, the will is published."""
         if not peer.is_open:
             return
+        self._now_us = now_us
         peer.is_open = False
         self._names.leave(peer)
         session = peer.session
         if session is None:
             return
         self._release(peer, session, now_us)
-        will, session.will = session.will, None
-        if will is not None and not was_expected:
-            self._publications.publish_will(session, will, now_us)
+        if was_expected:
+            session.will = None
+        elif session.will_delay_s and session.expiry_s and session.is_remembered:
+            delay_s = min(session.will_delay_s, session.expiry_s)
+            self._delay_will(session, now_us + delay_s * 1_000_000)
+        else:
+            self._publish_will(session, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
@@ -364,6 +377,19 @@ class Admission:
             self._end_at(session, now_us + RESTART_GRACE_US)
         else:
             self.forget(session)
+
+    def _publish_will(self, session: Session, now_us: int) -> None:
+        """Publish the will of a client, if it has one."""
+        will, session.will = session.will, None
+        session.will_due_us = None
+        if will is not None:
+            self._publications.publish_will(session, will, now_us)
+
+    def _delay_will(self, session: Session, due_us: int) -> None:
+        if session.will is not None:
+            session.will_due_us = due_us
+            self._serial += 1
+            heappush(self._wills, (due_us, self._serial, session))
 
     def _release(self, peer: Peer, session: Session, now_us: int) -> None:
         peer.lookups.clear()
@@ -392,9 +418,7 @@ class Admission:
     def abandon(self, session: Session, now_us: int) -> None:
         """Its client was connected when the broker stopped, and has not returned: it is gone unexpectedly."""
         session.is_awaited = False
-        will, session.will = session.will, None
-        if will is not None:
-            self._publications.publish_will(session, will, now_us)
+        self._publish_will(session, now_us)
         text = f"{session.name} did not come back after the broker's restart"
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
@@ -407,9 +431,13 @@ class Admission:
         session.expiry_s = row.expiry_s
         session.will = row.will
         session.principal = row.name if row.principal is None else row.principal
+        session.will_extension = row.will_extension
+        session.will_delay_s = row.will_delay_s
         session.is_stored = True
         session.is_awaited = row.ends_at_us is None
         self.sessions[row.name] = session
+        if row.will_due_us is not None:
+            self._delay_will(session, row.will_due_us)
         self._end_at(session, now_us + RESTART_GRACE_US if row.ends_at_us is None else row.ends_at_us)
         return session
 
@@ -423,7 +451,9 @@ class Admission:
         heapify(self._endings)
 
     def forget(self, session: Session) -> None:
-        """Delete a session and its subscriptions."""
+        """Delete a session and its subscriptions. A will that waits for its time is published."""
+        if session.will_due_us is not None:
+            self._publish_will(session, self._now_us)
         for subscription in list(session.subscriptions.values()):
             self._delivery.end(subscription)
         session.subscriptions.clear()
@@ -433,6 +463,12 @@ class Admission:
 
     def expire(self, now_us: int) -> int | None:
         """End expired sessions, and disconnect holders of names that did not answer. Return when the next is due."""
+        self._now_us = now_us
+        while self._wills and self._wills[0][0] <= now_us:
+            due_us, _, session = heappop(self._wills)
+            if session.will_due_us == due_us and self.sessions.get(session.name) is session:
+                self._publish_will(session, now_us)
+                self._dirty.session(session)
         endings = self._endings
         while endings and endings[0][0] <= now_us:
             ends_at_us, _, session = heappop(endings)
@@ -445,7 +481,7 @@ class Admission:
                 self._effects.append(
                     Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
-        next_us = [endings[0][0]] if endings else []
+        next_us = [heap[0][0] for heap in (endings, self._wills) if heap]
         while (due := self._names.first_due()) is not None:
             name, until_us = due
             if until_us > now_us:

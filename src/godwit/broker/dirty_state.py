@@ -252,6 +252,9 @@ class DirtyState:
                         None if session.is_awaited else session.ends_at_us,
                         session.will,
                         principal=None if session.principal == session.name else session.principal,
+                        will_extension=session.will_extension,
+                        will_delay_s=session.will_delay_s,
+                        will_due_us=session.will_due_us,
                     )
                 )
         for one in subscriptions:

@@ -88,6 +88,10 @@ class Credentials(msgspec.Struct, kw_only=True):
     """Whether to delete the session that may exist under this name."""
     will: Will | None = None
     """Published by the broker if the connection ends unexpectedly."""
+    will_extension: bytes | None = None
+    """Of the batch with the will, see godwit.wire.extension."""
+    will_delay_s: int = 0
+    """The will is published after this time, or with the end of the session, and not if the client returns before."""
 
     def proves(self, secret: bytes) -> bool:
         """Return whether the client knows the secret of its name. Must take the same time for every wrong secret."""

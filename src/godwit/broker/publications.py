@@ -253,7 +253,15 @@ class Publications:
                 topic = self._catalogue.create(will.topic, creator=session.principal)
             except TooManyTopicsError:
                 return
-        entry = make_entry(will.topic, session.name, [will.payload], qos=will.qos, retain=will.retain, now_us=now_us)
+        entry = make_entry(
+            will.topic,
+            session.name,
+            [will.payload],
+            qos=will.qos,
+            retain=will.retain,
+            now_us=now_us,
+            extension=session.will_extension,
+        )
         size_bytes = len(will.payload) + WILL_COST_BYTES
         queue = self._queue
         if will.qos and queue.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:

@@ -43,7 +43,7 @@ from godwit.mqtt.packets import (
     encode_suback,
     encode_unsuback,
 )
-from godwit.mqtt.receiver import MqttReceiver
+from godwit.mqtt.receiver import MqttReceiver, encode_will_properties
 from godwit.mqtt.sender import MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
@@ -424,12 +424,18 @@ class MqttConnection(Peer):
         outbound.quota = settings.max_in_flight
         if packet.version == V5:
             outbound.quota = values.get(Property.RECEIVE_MAXIMUM, 65_535)
-        will = None
+        will = will_extension = None
+        will_delay_s = 0
         if packet.will is not None:
             if len(packet.will.payload) > MAX_WILL_BYTES:
                 raise PacketError(Reason.TOO_LARGE, f"a will has at most {MAX_WILL_BYTES} bytes")
             qos: Any = packet.will.qos
             will = Will(topic=packet.will.topic, payload=packet.will.payload, qos=qos, retain=packet.will.retain)
+            will_delay_s = packet.will.properties.get(Property.WILL_DELAY, 0)
+            try:
+                will_extension = encode_will_properties(packet.will.properties)
+            except RequestFailure as failure:
+                raise PacketError(Reason.QUOTA, failure.text) from None
         if not packet.client_id:
             self.assigned_id = ASSIGNED + self._protocol.entropy(10).hex()
         self.name = packet.client_id or self.assigned_id
@@ -447,6 +453,8 @@ class MqttConnection(Peer):
             session_expiry_s=expiry_s,
             is_clean=packet.is_clean,
             will=will,
+            will_extension=will_extension,
+            will_delay_s=will_delay_s,
         )
         self._reader.max_bytes = self._max_packet_bytes()
         self.broker.login(self, credentials, lambda session, resumed: self._welcome(session, resumed, expiry_s), now_us)

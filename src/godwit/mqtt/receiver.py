@@ -17,6 +17,7 @@ from godwit.mqtt.packets import (
     V5,
     PacketError,
     PacketType,
+    Properties,
     Property,
     PublishPacket,
     Reason,
@@ -317,22 +318,25 @@ class MqttReceiver:
 
 def encode_message_properties(packet: PublishPacket, now_us: int) -> bytes | None:
     """Return the extension of a batch for the properties of a message. Raises RequestFailure if they are too long."""
-    properties = packet.properties
-    if not properties:
-        return None
-    return encode_will_properties(properties, now_us)
+    return _encode_properties(packet.properties, now_us) if packet.properties else None
 
 
-def encode_will_properties(properties: Any, now_us: int) -> bytes | None:
-    """Return the extension for the properties of a message, or None. Raises RequestFailure if they are too long."""
-    fields: dict[int, Any] = {key: properties[number] for number, key in EXTENSION_KEYS.items() if number in properties}
+def encode_will_properties(properties: Properties) -> bytes | None:
+    """Return the same for a will, without an expiry: that begins when the will is published."""
+    return _encode_properties({key: value for key, value in properties.items() if key != Property.MESSAGE_EXPIRY}, 0)
+
+
+def _encode_properties(properties: Properties, now_us: int) -> bytes | None:
+    fields: dict[int, Any] = {
+        key: _plain(properties[number]) for number, key in EXTENSION_KEYS.items() if number in properties
+    }
     expiry_s = properties.get(Property.MESSAGE_EXPIRY)
     if expiry_s is not None:
         fields[EXPIRES_US] = now_us + expiry_s * 1_000_000
     if not fields:
         return None
     try:
-        return encode_extension({key: _plain(value) for key, value in fields.items()})
+        return encode_extension(fields)
     except ValueError as error:
         raise RequestFailure(Code.TOO_MANY, f"the properties of a message are not accepted: {error}") from None
 

@@ -59,6 +59,10 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     will: Will | None = None
     principal: str | None = None
     """The name whose rights the client has, if that is not the name of the session."""
+    will_extension: bytes | None = None
+    will_delay_s: int = 0
+    will_due_us: int | None = None
+    """When the will of a client that is gone is published, unless it returns before."""
 
 
 class SessionDeleted(msgspec.Struct, frozen=True, gc=False):

@@ -127,7 +127,9 @@ class LineProtocol:
             for line in lines:
                 connection.handle(line, now_us)
 
-    has_input = True
+    @property
+    def has_input(self) -> bool:
+        return any(connection.lines for connection in self.connections)
 
     def flush(self) -> None: ...
     def close(self, now: float) -> None: ...

@@ -92,8 +92,6 @@ class MqttProtocol:
 
     def next_timer_us(self) -> int | None:
         """Return when a turn is needed, if nothing else happens before."""
-        if self.has_input:
-            return self.broker.now_us
         return self._timers[0][0] if self._timers else None
 
     # -- called by connections ----------------------------------------------------------------------------------------

@@ -148,6 +148,8 @@ class Server:
                 return self._now
             due_us = min(due_us, log_due_us)
         for protocol in self._protocols:
+            if protocol.has_input:
+                return self._now
             protocol_us = protocol.next_timer_us()
             if protocol_us is not None and protocol_us < due_us:
                 due_us = protocol_us

@@ -125,7 +125,7 @@ def client_packets(draw: st.DrawFn, version: int) -> bytes:
     kind = draw(st.integers(0, 4))
     packet_id = draw(st.integers(1, 65535))
     if kind == 0:
-        values = draw(message_values) if version == 5 else None
+        values: Any = draw(message_values) if version == 5 else None
         qos = draw(st.integers(0, 2))
         return client.publish(
             draw(topics), draw(st.binary(max_size=200)), qos=qos, packet_id=packet_id, version=version, values=values

@@ -297,7 +297,7 @@ def test_a_silent_client_is_disconnected_after_its_keep_alive() -> None:
     world.pass_s(14)
     device.send(client.PING)
     world.pass_s(14)
-    assert not device.is_closed
+    assert device.packets[-1] == b"\xd0\x00"
     world.pass_s(2)
     assert device.is_closed
     assert device.packets[-1][2] == Reason.KEEP_ALIVE_TIMEOUT
@@ -443,6 +443,34 @@ def test_a_restarted_broker_resumes_sessions() -> None:
     world.restart()
     device = world.device("d", clean=False)
     assert device.packets == [b"\x20\x02\x01\x00"]
+    assert device.messages == []
+
+
+def test_a_release_that_is_not_stored_is_not_sent() -> None:
+    world = MqttWorld()
+    sender = world.device("s", clean=False)
+    device = world.device("d", clean=False)
+    device.answers = False
+    device.subscribe(("t", 2))
+    sender.publish("t", b"x", qos=2, packet_id=1)
+    world.hold()
+    assert device.send(client.ack(5, 1)) == []
+    assert sender.send(client.ack(6, 1)) == []
+    world.fail()
+    assert device.is_closed
+    assert sender.is_closed
+    device, sender = Device(world, 4), Device(world, 4)
+    world.hold()
+    device.send(client.connect("d", clean=False))
+    sender.send(client.connect("s", clean=False), client.ack(6, 1))
+    assert client.ack(6, 1) not in device.packets
+    world.commit()
+    world.pass_s(2)
+    assert device.packets[-1] == client.ack(6, 1)
+    assert sender.packets[-1] == client.ack(7, 1)
+    assert device.messages == []
+    world.restart()
+    device = world.device("d", clean=False)
     assert device.messages == []
 
 

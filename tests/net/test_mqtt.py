@@ -16,9 +16,12 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 from tests.mqtt import client_packets as packets
 from tests.net.running import LOOPS, Notices, run
 
+from godwit.broker.access import Access, Rule
+from godwit.broker.settings import Settings
 from godwit.errors import AddressError, ConfigurationError, SocketError
 from godwit.mqtt.connection import MqttSettings
 from godwit.mqtt.websocket import CLOSE_NOT_BINARY, CLOSE_PROTOCOL, CLOSE_TOO_LARGE
@@ -47,7 +50,7 @@ class PahoClient:
         self,
         port: int,
         client_id: str = "",
-        version: int = paho.MQTTv311,
+        version: Any = paho.MQTTv311,
         *,
         transport: Any = "tcp",
         clean: bool = True,
@@ -55,7 +58,7 @@ class PahoClient:
     ) -> None:
         options: dict[str, Any] = {} if version == paho.MQTTv5 else {"clean_session": clean}
         self.client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, transport=transport, **options
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, transport=transport, **options
         )
         self.messages: list[paho.MQTTMessage] = []
         self._changed = threading.Condition()
@@ -64,7 +67,6 @@ class PahoClient:
         self.client.on_message = self._on_message
         self.client.on_subscribe = lambda *_: self._subscribed.set()
         self.client.on_connect = lambda *_: self.is_connected.set()
-        self.client.reconnect_delay_set(0.05, 0.2)
         setup(self.client)
         self.client.connect("127.0.0.1", port, keepalive=60)
         self.client.loop_start()
@@ -87,7 +89,7 @@ class PahoClient:
         """Return the messages once there are so many."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), len(self.messages)
-            return [(message.topic, message.payload) for message in self.messages]
+            return [(message.topic, bytes(message.payload)) for message in self.messages]
 
     def close(self) -> None:
         self.client.disconnect()
@@ -135,6 +137,23 @@ def test_native_clients_and_mqtt_clients_in_one_broker() -> None:
     run(test)
 
 
+def test_the_example_of_the_guide() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "GUIDE.md").read_text(encoding="utf-8")
+    source = guide.partition("## MQTT")[2].partition("```python\n")[2].partition("```")[0]
+    assert "1883" in source
+    rule = Rule(clients=("sensor-1",), allow=frozenset(("publish",)), topics=("home/#",))
+    access = Access(secrets={"sensor-1": b"the secret of [[access.client]]"}, rules=(rule,))
+
+    async def test() -> None:
+        mqtt = MqttSection(listen=("127.0.0.1:0",))
+        configuration = Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=mqtt)
+        async with Service(configuration) as service:
+            await asyncio.to_thread(exec, source.replace("1883", str(port_of(service))), {})
+            assert service.server.broker.figures()["log/next_offset"] == 1
+
+    run(test)
+
+
 # -- TLS --------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +174,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 def test_tls_and_a_new_certificate(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     certificate, key = make_certificate(tmp_path, "first")
+    port = 0
 
     def names() -> str:
         context = ssl.create_default_context(cafile=str(certificate))
@@ -179,7 +199,6 @@ def test_tls_and_a_new_certificate(tmp_path: Path, loop: Callable[[], asyncio.Ab
             service.reload(service.configuration)
             assert await asyncio.to_thread(names) == "second"
 
-    port = 0
     run(test, loop)
 
 

@@ -412,22 +412,31 @@ class SubscriptionRequests:
         table.numbers.received[number] = None
         self._dirty.packet(table, False, number)
 
-    def free_identifier(self, table: FilterTable, number: int, reply: Callable[[], None]) -> None:
-        """Forget it, because the client will not send the message again. `reply` is called when that is stored."""
-        peer = table.peer
-        if table.numbers.received.pop(number, number) is None and self._dirty.packet(table, False, number):
-            assert peer is not None
-            self._queue.when_stored(peer, reply)
+    def free_identifier(
+        self, table: FilterTable, number: int, reply: Callable[[], None], failed: Callable[[str], None]
+    ) -> None:
+        """Forget it, because the client will not send the message again.
+
+        `reply` is called when that is stored; `failed` if it could not be stored yet, and must not be reported.
+        """
+        is_changed = table.numbers.received.pop(number, number) is None and self._dirty.packet(table, False, number)
+        if is_changed and table.peer is not None:
+            self._queue.when_stored(table.peer, reply, failed)
         else:
             reply()
 
-    def release(self, table: FilterTable, offset: int, reply: Callable[[], None]) -> None:
-        """The client has received the message of QoS 2 at this offset: it is not sent again. `reply`: when stored."""
+    def release(
+        self, table: FilterTable, offset: int, reply: Callable[[], None], failed: Callable[[str], None]
+    ) -> None:
+        """The client has received the message of QoS 2 at this offset: it is not sent again.
+
+        `reply` is called when that is stored; `failed` if it could not be stored yet, and must not be reported.
+        """
         peer = table.peer
         assert peer is not None
         table.numbers.released[offset] = PacketNumbers.OPEN
         if self._dirty.packet(table, True, offset):
-            self._queue.when_stored(peer, reply)
+            self._queue.when_stored(peer, reply, failed)
         else:
             reply()
 

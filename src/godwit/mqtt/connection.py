@@ -373,6 +373,10 @@ class MqttConnection(Peer):
         if not self.keep_alive_s or self.broker.now_us - self.last_us <= limit_us:
             self.broker.handle_alive(self)
 
+    def handle_storage_error(self, text: str) -> None:
+        """Something that the client was to be told could not be stored: it asks again after a reconnect."""
+        self.close(Code.STORAGE, text)
+
     def notify_gap(self, count: int) -> None:
         """Report that messages were deleted before they could be sent."""
         self._notify("warning", f"{self.name} has missed up to {count} messages, which retention has deleted", 0)

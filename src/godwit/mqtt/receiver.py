@@ -296,11 +296,13 @@ class MqttReceiver:
         self._repeats.pop(packet_id, None)
         slot = AckSlot(self, 0)
         data = encode_ack(self.connection.version, PacketType.PUBCOMP, packet_id)
-        self.connection.broker.free_identifier(self._table, packet_id, lambda: slot.fill(data))
+        self.connection.broker.free_identifier(
+            self._table, packet_id, lambda: slot.fill(data), self.connection.handle_storage_error
+        )
 
     def free(self, packet_id: int) -> None:
         """Forget the identifier of a message that was not stored."""
-        self.connection.broker.free_identifier(self._table, packet_id, _ignore)
+        self.connection.broker.free_identifier(self._table, packet_id, _ignore, _ignore)
 
     def take_acks(self) -> bytes:
         """Return the acknowledgements that are complete, in order."""
@@ -345,5 +347,5 @@ def _plain(value: Any) -> Any:
     return [list(pair) for pair in value] if isinstance(value, list) else value
 
 
-def _ignore() -> None:
+def _ignore(text: str = "") -> None:
     """Do nothing."""

@@ -181,8 +181,15 @@ class MqttOutbound(Outbound):
             packet_id = self._identifier(offset)
             self._released_ids[packet_id] = offset
             if numbers.released[offset] == numbers.OPEN:
-                self.releases[packet_id] = [offset, True]
-                self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
+                self.releases[packet_id] = [offset, False]
+        if self.releases:  # what was released last may not be stored yet
+            connection = self._connection
+            connection.broker.when_stored(connection, self._repeat_releases, connection.handle_storage_error)
+
+    def _repeat_releases(self) -> None:
+        for packet_id, waiting in list(self.releases.items()):
+            if not waiting[1]:
+                self._send_pubrel(packet_id, waiting[0])
 
     def room(self) -> int:
         return max(self._connection.window_bytes - self.queued_bytes - self._connection.unsent_bytes(), 0)
@@ -444,7 +451,10 @@ class MqttOutbound(Outbound):
             return True
         self.releases[packet_id] = [offset, False]
         self._released_ids[packet_id] = offset
-        self._connection.broker.release(self.table, offset, lambda: self._send_pubrel(packet_id, offset))
+        connection = self._connection
+        connection.broker.release(
+            self.table, offset, lambda: self._send_pubrel(packet_id, offset), connection.handle_storage_error
+        )
         return True
 
     def _send_pubrel(self, packet_id: int, offset: int | None) -> None:

@@ -362,6 +362,24 @@ def test_the_session_expiry_is_bounded_and_can_be_changed_at_the_end() -> None:
     assert world.device("e", 5, clean=False, values=KEEPS).packets[0][2] == 1
 
 
+def test_a_bridge_of_mosquitto() -> None:
+    world = MqttWorld()
+    state = "$SYS/broker/connection/here.bridge/state"
+    connect = bytearray(client.connect("bridge", will=(state, b"0", 1, True)))
+    connect[8] |= 0x80
+    bridge = Device(world, 4)
+    bridge.send(bytes(connect))
+    assert bridge.packets == [CONNACK]
+    assert bridge.publish(state, b"1", qos=1, packet_id=1, retain=True) == [client.ack(4, 1)]
+    bridge.subscribe(("#", 1))
+    other = world.device("o")
+    other.subscribe(("#", 1))
+    bridge.publish("t", b"from the bridge", qos=1, packet_id=2)
+    other.publish("t", b"to the bridge", qos=1, packet_id=1, retain=True)
+    assert [(one.payload, one.retain) for one in bridge.messages] == [(b"to the bridge", True)]
+    assert other.got() == [("t", b"from the bridge"), ("t", b"to the bridge")]
+
+
 def test_shared_subscriptions_are_refused() -> None:
     world = MqttWorld()
     assert world.device("d", 5).subscribe(("$share/g/t", 1), ("t", 1)) == [Reason.NO_SHARED, 1]

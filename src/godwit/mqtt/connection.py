@@ -43,8 +43,8 @@ from godwit.mqtt.packets import (
     encode_suback,
     encode_unsuback,
 )
-from godwit.mqtt.receiver import MqttReceiver, encode_will_properties
-from godwit.mqtt.sender import MqttOutbound
+from godwit.mqtt.receiver import BRIDGE_STATE, MqttReceiver, encode_will_properties
+from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
 
@@ -124,35 +124,10 @@ class MqttConnection(Peer):
     """See the module's first lines."""
 
     __slots__ = (
-        "_ends_expected",
-        "_inbox",
-        "_inbox_bytes",
-        "_is_blocked",
-        "_is_lost",
-        "_is_new",
-        "_is_reading",
-        "_lost_reason",
-        "_packets",
-        "_protocol",
-        "_reader",
-        "_state",
-        "assigned_id",
-        "broker",
-        "is_admitted",
-        "is_closing",
-        "keep_alive_s",
-        "last_us",
-        "name",
-        "out",
-        "out_bytes",
-        "outbound",
-        "receiver",
-        "settings",
-        "table",
-        "transport",
-        "version",
-        "wants_reasons",
-        "window_bytes",
+        "_ends_expected", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason",
+        "_packets", "_protocol", "_reader", "assigned_id", "broker", "is_admitted", "is_bridge", "is_closing",
+        "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings", "table", "transport",
+        "version", "wants_reasons", "window_bytes",
     )  # fmt: skip
 
     table: FilterTable
@@ -168,6 +143,8 @@ class MqttConnection(Peer):
         self.version = 0
         self.name = ""
         self.assigned_id = ""
+        self.is_bridge = False
+        """Whether it is a bridge of Mosquitto: it gets none of its own messages back."""
         self.keep_alive_s = 0
         self.last_us = 0
         """When the client sent something."""
@@ -430,7 +407,8 @@ class MqttConnection(Peer):
             outbound.quota = values.get(Property.RECEIVE_MAXIMUM, 65_535)
         will = will_extension = None
         will_delay_s = 0
-        if packet.will is not None:
+        self.is_bridge = packet.is_bridge
+        if packet.will is not None and not BRIDGE_STATE.fullmatch(packet.will.topic):
             if len(packet.will.payload) > MAX_WILL_BYTES:
                 raise PacketError(Reason.TOO_LARGE, f"a will has at most {MAX_WILL_BYTES} bytes")
             qos: Any = packet.will.qos
@@ -509,7 +487,8 @@ class MqttConnection(Peer):
                 continue
             codes.append(None)
             handling: Any = ("always", "if new", "never")[options >> 4 & 3]
-            requests.append(FilterRequest(text, options & 0x0F, identifier, handling))
+            extra = NO_LOCAL | RETAIN_AS_PUBLISHED if self.is_bridge else 0
+            requests.append(FilterRequest(text, options & 0x0F | extra, identifier, handling))
 
         def reply(results: list[RequestFailure | None]) -> None:
             failures = iter(results)

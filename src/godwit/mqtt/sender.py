@@ -354,18 +354,35 @@ class MqttOutbound(Outbound):
             head = self._head(batch.topic.name, rule.identifiers, extension_of(entry))
             if head is None:
                 return
-            parts: list[bytes] = []
-            for payload in _payloads(batch)[index:]:
-                packet = publish_head(int(is_retained), head[0], 0, head[1], len(payload))
-                if len(packet) + len(payload) <= self.client_max_bytes:
-                    parts += (packet, payload)
-                    if self.max_aliases:
-                        head = self._head(batch.topic.name, rule.identifiers, extension_of(entry)) or head
-            data = b"".join(parts)
+            payloads = _payloads(batch)[index:]
+            if is_plain and len(set(map(len, payloads))) == 1:
+                # All have one length, like the readings of a sensor: one head serves all.
+                packet = publish_head(int(is_retained), head[0], 0, head[1], len(payloads[0]))
+                data = packet + packet.join(payloads)
+            else:
+                data = self._encode_each(batch.topic.name, payloads, rule, extension_of(entry), is_retained, head)
             if is_plain:
                 batch.encodings[key] = data
         if data:
             connection.write(data)
+
+    def _encode_each(
+        self,
+        topic: str,
+        payloads: list[bytes],
+        rule: TopicRule,
+        extension: bytes | None,
+        is_retained: bool,
+        head: tuple[bytes, bytes],
+    ) -> bytes:
+        parts: list[bytes] = []
+        for payload in payloads:
+            packet = publish_head(int(is_retained), head[0], 0, head[1], len(payload))
+            if len(packet) + len(payload) <= self.client_max_bytes:
+                parts += (packet, payload)
+                if self.max_aliases:
+                    head = self._head(topic, rule.identifiers, extension) or head  # the alias is known now
+        return b"".join(parts)
 
     def _head(self, topic: str, identifiers: list[int], extension: bytes | None) -> tuple[bytes, bytes] | None:
         """Return the encoded topic and properties of a message, or None if it has expired."""

@@ -425,6 +425,19 @@ def test_topics_of_the_broker_are_not_for_clients() -> None:
     assert old.publish("$x", b"", qos=1, packet_id=1) == [client.ack(4, 1)]
 
 
+def test_figures_under_the_names_of_other_brokers() -> None:
+    world = MqttWorld()
+    world.device("other")
+    world.pass_s(21)
+    device = world.device("d")
+    device.subscribe(("$SYS/#", 0))
+    found = {one.topic.removeprefix("$SYS/broker/"): one.payload for one in device.messages}
+    assert found["uptime"] == b"20 seconds"
+    assert found["clients/connected"] == b"1"
+    assert set(found) >= {"messages/received", "subscriptions/count", "retained messages/count"}
+    assert all(one.retain for one in device.messages)
+
+
 def test_a_restarted_broker_resumes_sessions() -> None:
     world = MqttWorld()
     device = world.device("d", clean=False)

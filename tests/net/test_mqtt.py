@@ -299,6 +299,28 @@ def test_many_filters_in_one_subscribe_and_a_random_stream() -> None:
     run(test)
 
 
+def test_connections_without_a_login_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.net.mqtt.MAX_UNADMITTED_PER_HOST", 3)
+
+    async def test() -> None:
+        async with broker() as service:
+            silent = [await asyncio.open_connection("127.0.0.1", port_of(service)) for _ in range(3)]
+            # A connection is counted when the broker has accepted it.
+            while service._mqtt is None or service._mqtt.protocol.unadmitted.total() < 3:
+                await asyncio.sleep(0)
+            reader, refused = await asyncio.open_connection("127.0.0.1", port_of(service))
+            assert await read_end(reader) == b""
+            silent[0][1].write(packets.connect("x"))
+            assert await silent[0][0].readexactly(4) == b"\x20\x02\x00\x00"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(packets.connect("y"))
+            assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
+            for _, each in (*silent, (reader, writer), (reader, refused)):
+                each.close()
+
+    run(test)
+
+
 def ws_request(*, protocol: str = "mqtt", path: str = "/mqtt", key: str = "dGhlIHNhbXBsZSBub25jZQ==") -> bytes:
     return (
         f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"

@@ -95,13 +95,13 @@ class Broker:
         self.administration = Administration(
             catalogue, delivery, identities, publications, subscriptions, admission, jobs, effects
         )
-        self.lists = ListQueue()
-        self.deferred_credit = DeferredCredit()
+        self.lists, self.deferred_credit = ListQueue(), DeferredCredit()
         if state is not None:
             self._restore(state, now_us)
         self._started_us, self._broker_number = now_us, numbers.number(BROKER_NAME)
         self._published_figures: dict[str, str] = {}
         self._figure_sources: list[Callable[[], Mapping[str, int]]] = []
+        self._figure_topics: dict[str, tuple[str, str]] = {}
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Committed: queue.on_committed,
             Failed: queue.on_failed,
@@ -323,6 +323,10 @@ class Broker:
         """Publish further figures on `$sys`: those that `source` returns, each time the figures are collected."""
         self._figure_sources.append(source)
 
+    def publish_figures_as(self, topics: Mapping[str, tuple[str, str]]) -> None:
+        """Publish figures on further topics: by name, the topic and the text around the figure, as `{} seconds`."""
+        self._figure_topics.update(topics)
+
     def figures(self) -> dict[str, int | str]:
         """Return the figures that are published under `$sys/`."""
         delivery = self._delivery
@@ -352,3 +356,8 @@ class Broker:
                 self._published_figures[name] = text
                 topic = self._catalogue.own(f"$sys/{name}")
                 self._publications.publish_figure(topic, text.encode(), self._broker_number, BROKER_NAME, now_us)
+                if name in self._figure_topics:
+                    other, form = self._figure_topics[name]
+                    data = form.format(text).encode()
+                    topic = self._catalogue.own(other)
+                    self._publications.publish_figure(topic, data, self._broker_number, BROKER_NAME, now_us)

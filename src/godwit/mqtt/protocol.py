@@ -18,6 +18,19 @@ from godwit.mqtt.connection import KEEP_ALIVE_FACTOR, MqttConnection, MqttSettin
 from godwit.wire.control_base import Code
 
 INSTANCE_BYTES: Final = 16
+FIGURES: Final = {
+    "uptime_s": ("$SYS/broker/uptime", "{} seconds"),
+    "clients/connected": ("$SYS/broker/clients/connected", "{}"),
+    "clients/sessions": ("$SYS/broker/clients/total", "{}"),
+    "messages/in": ("$SYS/broker/messages/received", "{}"),
+    "messages/out": ("$SYS/broker/messages/sent", "{}"),
+    "messages/dropped": ("$SYS/broker/publish/messages/dropped", "{}"),
+    "bytes/in": ("$SYS/broker/bytes/received", "{}"),
+    "subscriptions": ("$SYS/broker/subscriptions/count", "{}"),
+    "retained": ("$SYS/broker/retained messages/count", "{}"),
+    "log/next_offset": ("$SYS/broker/messages/stored", "{}"),
+}
+"""The broker's figures under the names that monitors of MQTT brokers know."""
 
 
 class MqttProtocol:
@@ -48,6 +61,7 @@ class MqttProtocol:
         it is due, not for each packet."""
         self._serial = 0
         self._is_stopping = False
+        broker.publish_figures_as(FIGURES)
 
     def connect(self, transport: MqttTransport, address: str, host: str) -> MqttConnection:
         """Add a connection. `host`: the key of quotas, see godwit.broker.session.network_of."""

@@ -291,6 +291,25 @@ def test_a_will_waits_for_its_delay() -> None:
     assert watcher.got() == [("will/stored", b"gone")]
 
 
+def test_an_identifier_in_use_delays_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.mqtt.sender.IDENTIFIERS", 4)
+    world = MqttWorld()
+    sender, device = world.device("s"), world.device("d", clean=False)
+    device.subscribe(("t", 2))
+    device.answers = False
+    for number in range(6):
+        sender.publish("t", b"%d" % number, qos=2, packet_id=number + 1)
+    assert [one.packet_id for one in device.messages] == [1, 2, 3, 4]
+    device.send(client.ack(5, 1))
+    device.send(client.ack(7, 1))
+    assert len(device.messages) == 4  # the store has the handshake, until a position behind it is stored
+    device.answers = True
+    for number in (2, 3, 4):
+        device.send(client.ack(5, number))
+    world.pass_s(3)
+    assert [(one.packet_id, one.payload) for one in device.messages[4:]] == [(1, b"4"), (2, b"5")]
+
+
 def test_a_silent_client_is_disconnected_after_its_keep_alive() -> None:
     world = MqttWorld()
     device = world.device("d", 5, keep_alive_s=10, will=("w", b"", 0, False))

@@ -390,6 +390,9 @@ class Admission:
             session.will_due_us = due_us
             self._serial += 1
             heappush(self._wills, (due_us, self._serial, session))
+            if len(self._wills) > 2 * len(self.sessions) + 64:
+                self._wills = [one for one in self._wills if one[2].will_due_us == one[0]]
+                heapify(self._wills)
 
     def _release(self, peer: Peer, session: Session, now_us: int) -> None:
         peer.lookups.clear()

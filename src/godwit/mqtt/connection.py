@@ -275,6 +275,10 @@ class MqttConnection(Peer):
         """Something was added to `out`."""
         self._protocol.mark_output(self)
 
+    def mark_stalled(self) -> None:
+        """The next message has to wait because its packet identifier is in use."""
+        self._protocol.stalled[self] = None
+
     def flush(self) -> None:
         """Hand the packets of a turn to the stream: a client gets its own message before the PUBACK for it, and after
         the PUBREC."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from godwit.broker.broker import Broker
@@ -60,7 +60,8 @@ class MqttProtocol:
         """A heap of times when a client must have sent something. Each connection has one entry, which is renewed when
         it is due, not for each packet."""
         self._serial = 0
-        self._is_stopping = False
+        self.stalled: dict[MqttConnection, None] = {}
+        """Connections whose next message waits for its packet identifier: tried again at the end of each turn."""
         broker.publish_figures_as(FIGURES)
 
     def connect(self, transport: MqttTransport, address: str, host: str) -> MqttConnection:
@@ -83,16 +84,16 @@ class MqttProtocol:
         ready, self._input = self._input, {}
         for connection in ready:
             connection.run(now_us)
-        timers = self._timers
-        while timers and timers[0][0] <= now_us:
-            _, _, connection = heappop(timers)
+        while self._timers and self._timers[0][0] <= now_us:
+            _, _, connection = heappop(self._timers)
             if connection in self.connections and not connection.is_closing:
                 self._check_alive(connection, now_us)
 
     def flush(self) -> None:
         """The turn has ended: send what the core has given out."""
-        for connection in self.connections:
-            if connection.outbound.is_stalled:
+        stalled, self.stalled = self.stalled, {}
+        for connection in stalled:
+            if connection in self.connections:
                 connection.outbound.send_queued()
         output, self._output = self._output, {}
         for connection in output:
@@ -100,7 +101,6 @@ class MqttProtocol:
 
     def close(self, now: float) -> None:
         """Notify all clients that the broker is being stopped."""
-        self._is_stopping = True
         for connection in list(self.connections):
             connection.stop(self.broker.now_us)
 
@@ -140,6 +140,9 @@ class MqttProtocol:
             self._serial += 1
             due_us = connection.last_us + int(connection.keep_alive_s * KEEP_ALIVE_FACTOR * 1e6)
             heappush(self._timers, (due_us, self._serial, connection))
+            if len(self._timers) > 2 * len(self.connections) + 64:  # most of them of connections that have ended
+                self._timers = [timer for timer in self._timers if timer[2] in self.connections]
+                heapify(self._timers)
 
     def _check_alive(self, connection: MqttConnection, now_us: int) -> None:
         if now_us - connection.last_us >= connection.keep_alive_s * KEEP_ALIVE_FACTOR * 1e6:

@@ -125,7 +125,7 @@ class MqttOutbound(Outbound):
 
     __slots__ = (
         "_aliases", "_connection", "_next_retained", "_queue", "_released_ids", "_rules", "_rules_version",
-        "_skip_below", "client_max_bytes", "is_stalled", "max_aliases", "next_offset", "publishes", "queued_bytes",
+        "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
         "quota", "releases", "table",
     )  # fmt: skip
 
@@ -146,8 +146,6 @@ class MqttOutbound(Outbound):
         """Messages of the log by packet identifier, in their order."""
         self.releases: dict[int, list[Any]] = {}
         """PUBREL by packet identifier: the offset (None: a retained message), and whether it was sent."""
-        self.is_stalled = False
-        """The identifier of the next message is in use."""
         self.next_offset = 0
         """Everything below was sent or skipped."""
         self._released_ids: dict[int, int] = {}
@@ -228,7 +226,6 @@ class MqttOutbound(Outbound):
     def send_queued(self) -> None:
         """Send as many of the queued messages as the quota and the socket allow, and move the position."""
         connection = self._connection
-        self.is_stalled = False
         while self._queue and not connection.is_closing:
             batch, index = self._queue[0]
             index = self._send_batch(batch, index)
@@ -287,7 +284,7 @@ class MqttOutbound(Outbound):
                 break
             packet_id = (offset - created_at) % IDENTIFIERS + 1
             if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
-                self.is_stalled = True
+                connection.mark_stalled()
                 break
             if head is None:  # it has expired
                 index += 1

@@ -435,6 +435,22 @@ def test_access_rules_apply_to_the_user() -> None:
     assert world.server.broker.sessions["x"].subscriptions[(), None].filters == ("public/#",)
 
 
+def test_an_operator_ends_the_subscription_of_a_client() -> None:
+    world = MqttWorld()
+    device, sender = world.device("d", clean=False), world.device("s")
+    device.subscribe(("a", 1), ("b", 1))
+    session = world.server.broker.sessions["d"]
+    world.server.broker.administration.kick(session, "d", ["a", "b"], "", world.now_us)
+    world.run()
+    sender.publish("a", b"1", qos=1, packet_id=1)
+    assert device.messages == []
+    assert session.filter_levels == 0
+    assert device.subscribe(("a", 1)) == [1]
+    sender.publish("a", b"2", qos=1, packet_id=2)
+    assert device.got() == [("a", b"2")]
+    assert set(world.keeping.of("filter")) == {("d", "a")}
+
+
 def test_topics_of_the_broker_are_not_for_clients() -> None:
     world = MqttWorld()
     device = world.device("d", 5)

@@ -231,7 +231,13 @@ class SubscriptionRequests:
         self._dirty.session(session)  # it may have nothing to remember now
 
     def remove(self, subscription: BrokerSubscription, by: str, reason: str) -> None:
-        """Delete a subscription against the will of its client, and notify the client."""
+        """Delete a subscription against the will of its client, and notify the client.
+
+        A table loses its filters and remains, because its session needs it.
+        """
+        if isinstance(subscription, FilterTable):
+            self._drop_filters(subscription, subscription.filters)
+            return
         outbound = subscription.outbound if subscription.peer is not None else None
         self.end(subscription)
         if outbound is not None:
@@ -399,11 +405,16 @@ class SubscriptionRequests:
         removed = [
             text for text in table.filters if not access.may(session.principal, session.is_proved, "subscribe", text)
         ]
-        for text in removed:
-            self._remove_filter(table, text)
+        self._drop_filters(table, removed)
+
+    def _drop_filters(self, table: FilterTable, filters: Sequence[str]) -> None:
+        """Remove filters at once, also for messages that were sent because of them."""
+        for text in filters:
+            self._delivery.remove_filter(table, text)
             table.discard(text)
-        if removed:
-            self._dirty.filters(table, removed)
+            table.session.filter_levels -= _levels((text,))
+        if filters:
+            self._dirty.filters(table, filters)
 
     # -- handshakes of QoS 2 with a client that numbers packets -------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Sequence(msgspec.Struct):
 
 
 def checkout(cache: Path) -> Path:
-    """Return a folder with the sequences; skips the test if there is none."""
+    """Return a folder with the sequences; skips the test without one."""
     if "MOSQUITTO_SRC" in os.environ:
         return Path(os.environ["MOSQUITTO_SRC"])
     folder = cache / "mosquitto"
@@ -41,7 +41,7 @@ def checkout(cache: Path) -> Path:
         try:
             subprocess.run(command, check=True, timeout=CLONE_TIMEOUT_S, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"the packet sequences of Mosquitto cannot be had: {error}")
+            pytest.skip(f"the packet sequences of Mosquitto are not available: {error}")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The MQTT codec: what it accepts, what it refuses with which code, and that it cannot be broken from outside."""
+"""The MQTT codec: accepted packets, the codes of refused ones, and bytes that no client should send."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EVERYTHING = Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), top
 
 
 class Stream:
-    """A client that sends given bytes and keeps what it gets."""
+    """A client that sends given bytes and keeps the replies."""
 
     def __init__(self, world: MqttWorld) -> None:
         self.world = world
@@ -65,7 +65,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 def problem_of(world: MqttWorld, sequence: Sequence) -> str:
-    """Return what is wrong, or an empty text."""
+    """Return the problem, or an empty text."""
     stream = Stream(world)
     try:
         return _run_steps(world, stream, sequence)

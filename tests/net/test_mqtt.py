@@ -86,7 +86,7 @@ class PahoClient:
         self.client.publish(topic, payload, qos, retain).wait_for_publish(WAIT_S)
 
     def wait(self, count: int) -> list[tuple[str, bytes]]:
-        """Return the messages once there are so many."""
+        """Return the messages once there are `count` of them."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), len(self.messages)
             return [(message.topic, bytes(message.payload)) for message in self.messages]
@@ -408,7 +408,7 @@ class StrictClient:
         """Identifiers of messages that came again with DUP."""
         self.changed = asyncio.Condition()
         self._out: dict[int, bytes] = {}
-        """What is repeated after a reconnect, by packet identifier: a PUBLISH with DUP, or a PUBREL."""
+        """Packets to repeat after a reconnect, by packet identifier: a PUBLISH with DUP, or a PUBREL."""
         self._received: set[int] = set()
         self._next_id = 0
         self._writer: asyncio.StreamWriter | None = None

@@ -311,7 +311,7 @@ class SubscriptionRequests:
         requests: Sequence[FilterRequest],
         reply: Callable[[list[RequestFailure | None]], None],
     ) -> None:
-        """Add filters, or replace those that exist. `reply` gets the outcome of each when they are stored.
+        """Add filters, or replace existing ones. `reply` gets the outcome of each when they are stored.
 
         Retained messages follow the reply.
         """
@@ -452,7 +452,7 @@ class SubscriptionRequests:
             reply()
 
     def complete(self, table: FilterTable, offset: int) -> None:
-        """The client has answered the release. What is stored of it is deleted with the position behind it."""
+        """The client has answered the release. Its row is deleted with the position that is stored behind it."""
         released = table.numbers.released
         if table.is_stored and self._dirty.is_durable:
             if offset in released:

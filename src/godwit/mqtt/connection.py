@@ -58,7 +58,7 @@ PACKET_OVERHEAD_BYTES: Final = 64 * KIB
 MAX_PENDING_REPLIES: Final = 512
 """Replies to one client that wait for the log; then it is not read."""
 MAX_WAITING_BYTES: Final = 256 * KIB
-"""What is read of a client whose login, or whose messages, wait for the log."""
+"""Bytes that are read of a client whose login, or whose messages, wait for the log."""
 KEEP_ALIVE_FACTOR: Final = 1.5
 ASSIGNED: Final = "auto-"
 """Prefix of client identifiers that the broker assigns."""
@@ -178,7 +178,7 @@ class MqttConnection(Peer):
             self._protocol.mark_input(self)
 
     def handle_drained(self) -> None:
-        """The stream has sent what was waiting."""
+        """The stream has sent all waiting bytes."""
         self._protocol.mark_input(self)
 
     def handle_lost(self, reason: str = "") -> None:
@@ -355,7 +355,7 @@ class MqttConnection(Peer):
             self.broker.handle_alive(self)
 
     def handle_storage_error(self, text: str) -> None:
-        """Something that the client was to be told could not be stored: it asks again after a reconnect."""
+        """A state that the client waits for could not be stored: it asks again after a reconnect."""
         self.close(Code.STORAGE, text)
 
     def notify_gap(self, count: int) -> None:
@@ -391,7 +391,7 @@ class MqttConnection(Peer):
             self._connect(packet, now_us)
         else:
             assert isinstance(packet, AuthPacket)
-            raise PacketError(Reason.PROTOCOL, "there is no authentication to continue")
+            raise PacketError(Reason.PROTOCOL, "an AUTH without enhanced authentication")
 
     def _connect(self, packet: ConnectPacket, now_us: int) -> None:
         self.version = packet.version
@@ -449,7 +449,7 @@ class MqttConnection(Peer):
         return self.settings.max_packet_bytes or self.broker.settings.max_message_bytes + PACKET_OVERHEAD_BYTES
 
     def _welcome(self, session: Session, resumed: bool, expiry_s: int) -> None:
-        """The login has succeeded: CONNACK, and then what waits for the session."""
+        """The login has succeeded: CONNACK, and then the pending messages of the session."""
         if self.is_closing:
             return
         is_present = resumed and TABLE_KEY in session.subscriptions

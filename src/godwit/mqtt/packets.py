@@ -137,7 +137,7 @@ NO_PROPERTIES: Final[Properties] = {}
 
 _BYTE, _SHORT, _LONG, _VARINT, _BINARY, _TEXT, _PAIR = range(7)
 _WILL: Final = 16
-"""Stands for the will of a CONNECT among the packet types."""
+"""The will of a CONNECT, among the packet types."""
 _KINDS: Final[dict[int, int]] = {
     0x01: _BYTE, 0x02: _LONG, 0x03: _TEXT, 0x08: _TEXT, 0x09: _BINARY, 0x0B: _VARINT, 0x11: _LONG, 0x12: _TEXT,
     0x13: _SHORT, 0x15: _TEXT, 0x16: _BINARY, 0x17: _BYTE, 0x18: _LONG, 0x19: _BYTE, 0x1A: _TEXT, 0x1C: _TEXT,
@@ -500,7 +500,7 @@ def _read_subscribe(flags: int, cursor: _Cursor, version: int) -> SubscribePacke
         if options & 3 == 3 or options & (0xC0 if version == V5 else 0xFC) or options & 0x30 == 0x30:
             raise PacketError(Reason.MALFORMED, f"the options {options:#x} of a subscription are not valid")
         if options & 4 and text.startswith(_SHARE):
-            raise PacketError(Reason.PROTOCOL, "a shared subscription cannot be `no local`")
+            raise PacketError(Reason.PROTOCOL, "a shared subscription must not have `no local`")
         filters.append((text, options))
     return SubscribePacket(packet_id, filters, properties)
 
@@ -553,7 +553,7 @@ class PacketReader:
         """Why the next packet is refused: nothing more is read."""
         self._buffer = bytearray()
         self._needed_bytes = 0
-        """Until the buffer has this many there is no complete packet in it."""
+        """The buffer has a complete packet only when it has this many."""
         self._topics: dict[bytes, str] = {}
 
     @property

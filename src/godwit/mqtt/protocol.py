@@ -152,7 +152,7 @@ class MqttProtocol:
             self.watch(connection)
 
     def instance_of(self, client_id: str) -> bytes:
-        """Return what identifies all connections under one client identifier as the same run of a client."""
+        """Return the instance of all connections under one client identifier: they are the same run of a client."""
         return hmac.digest(self._key, f"mqtt {client_id}".encode(), "sha256")[:INSTANCE_BYTES]
 
     def end_offset(self) -> int:

@@ -67,7 +67,7 @@ class MqttPublication(Publication):
 
 
 class AckSlot:
-    """The place of one acknowledgement among those that are sent in the order of the packets."""
+    """The position of one acknowledgement: they are sent in the order of the packets."""
 
     __slots__ = ("data", "held_bytes", "receiver")
 

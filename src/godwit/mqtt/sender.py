@@ -165,7 +165,7 @@ class MqttOutbound(Outbound):
         self.next_offset = offset
 
     def begin_session(self, end_offset: int, random_number: int) -> None:
-        """Repeat what was in flight to the former connection. `end_offset`: the end of the log."""
+        """Repeat the messages in flight to the former connection. `end_offset`: the end of the log."""
         self._skip_below = end_offset
         self._next_retained = random_number % RETAINED_IDENTIFIERS
         numbers = self.table.numbers
@@ -180,7 +180,7 @@ class MqttOutbound(Outbound):
             self._released_ids[packet_id] = offset
             if numbers.released[offset] == numbers.OPEN:
                 self.releases[packet_id] = [offset, False]
-        if self.releases:  # what was released last may not be stored yet
+        if self.releases:  # the last ones may not be stored yet
             connection = self._connection
             connection.broker.when_stored(connection, self._repeat_releases, connection.handle_storage_error)
 

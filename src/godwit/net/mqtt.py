@@ -78,7 +78,7 @@ def make_tls_context(certificate: Path, key: Path, client_ca: Path | None = None
     """Return the context of TLS listeners.
 
     Raises:
-        ConfigurationError: A file cannot be read, or is not a certificate or a key.
+        ConfigurationError: Reading a file failed, or it is not a certificate or a key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -128,7 +128,7 @@ class MqttStream(asyncio.BufferedProtocol):
         self._connection = self._listeners.protocol.connect(self, format_address(peer), self._host)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._listeners.view  # one for all: what was read is copied before the next read begins
+        return self._listeners.view  # one for all: its bytes are copied before the next read begins
 
     def buffer_updated(self, nbytes: int) -> None:
         data = bytes(self._listeners.view[:nbytes])
@@ -251,7 +251,7 @@ class MqttListeners:
         """Use a new certificate for new connections.
 
         Raises:
-            OSError: The files cannot be read, or do not belong together.
+            OSError: Reading the files failed, or they do not belong together.
         """
         if self._context is not None:
             load_certificate(self._context, certificate, key)

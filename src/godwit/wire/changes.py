@@ -131,7 +131,7 @@ class PacketRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PacketDeleted(msgspec.Struct, frozen=True, gc=False):
-    """A handshake of QoS 2 has ended, and what it was for is stored."""
+    """A handshake of QoS 2 has ended."""
 
     session: str
     is_outgoing: bool

@@ -18,7 +18,7 @@ from godwit.broker.effects import Notice, refusal_notice
 from godwit.broker.ports import Credentials, FilterRequest, Peer, RequestFailure
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
-from godwit.limits import KIB, MAX_WILL_BYTES
+from godwit.limits import KIB, MAX_UNFINISHED_BYTES, MAX_WILL_BYTES
 from godwit.mqtt.packets import (
     PINGRESP,
     V3_1,
@@ -124,10 +124,10 @@ class MqttConnection(Peer):
     """See the module's first lines."""
 
     __slots__ = (
-        "_ends_expected", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason",
-        "_packets", "_protocol", "_reader", "assigned_id", "broker", "is_admitted", "is_bridge", "is_closing",
-        "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings", "table", "transport",
-        "version", "wants_reasons", "window_bytes",
+        "_ends_expected", "_held_bytes", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading",
+        "_lost_reason", "_packets", "_protocol", "_reader", "assigned_id", "broker", "is_admitted", "is_bridge",
+        "is_closing", "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings",
+        "table", "transport", "version", "wants_reasons", "window_bytes",
     )  # fmt: skip
 
     table: FilterTable
@@ -159,6 +159,8 @@ class MqttConnection(Peer):
         """Read, and not handled yet."""
         self._inbox: list[bytes] = []
         self._inbox_bytes = 0
+        self._held_bytes = 0
+        """Bytes that were received and not handled, as counted in MqttProtocol.held_bytes."""
         self._is_new = True
         self.is_admitted = False
         """Whether the CONNACK was sent."""
@@ -211,6 +213,16 @@ class MqttConnection(Peer):
             self.outbound.send_queued()
             self._resume()
         self._set_reading()
+        self._count_held()
+
+    def _count_held(self) -> None:
+        """Close the connection if all connections together hold too many bytes of incomplete packets."""
+        held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
+        protocol = self._protocol
+        protocol.held_bytes += held_bytes - self._held_bytes
+        self._held_bytes = held_bytes
+        if held_bytes and protocol.held_bytes > MAX_UNFINISHED_BYTES:
+            self.broker.close(self, Code.LIMIT, "the incomplete packets of all clients take all of their room")
 
     def _handle_packets(self, now_us: int) -> None:
         while True:

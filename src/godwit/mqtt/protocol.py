@@ -53,6 +53,8 @@ class MqttProtocol:
         self.connections: dict[MqttConnection, None] = {}
         self.unadmitted: Counter[str] = Counter()
         """Connections without a login, by host."""
+        self.held_bytes = 0
+        """Of incomplete packets of all connections."""
         self._key = key
         self._input: dict[MqttConnection, None] = {}
         self._output: dict[MqttConnection, None] = {}

@@ -24,7 +24,7 @@ from godwit.mqtt.packets import (
     encode_text,
     publish_head,
 )
-from godwit.wire.batch import HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN, SHAPE, decode_entry, extension_of
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, extension_of, payloads_of
 from godwit.wire.extension import decode_extension
 
 if TYPE_CHECKING:
@@ -539,7 +539,5 @@ def _payloads(batch: OutboundBatch) -> list[bytes]:
     """Return the messages of a batch, decoded once for all clients."""
     payloads: list[bytes] | None = batch.encodings.get(ENCODING)
     if payloads is None:
-        entry = batch.entry
-        is_lone = entry.flags & SHAPE == LONE  # a single message: the rest is its body
-        payloads = batch.encodings[ENCODING] = [entry.rest] if is_lone else decode_entry(entry).payloads
+        payloads = batch.encodings[ENCODING] = payloads_of(batch.entry)
     return payloads

@@ -174,14 +174,13 @@ def encode_properties(properties: Properties) -> bytes:
     fields: dict[int, Value] = {}
     if properties.headers:
         fields[ExtensionKey.HEADERS] = [text for pair in properties.headers for text in pair]
-    for key, value in (
-        (ExtensionKey.CONTENT_TYPE, properties.content_type),
-        (ExtensionKey.REPLY_TOPIC, properties.reply_topic),
-        (ExtensionKey.CORRELATION, properties.correlation),
-        (ExtensionKey.PAYLOAD_FORMAT, properties.payload_format),
-    ):
-        if value is not None:
-            fields[key] = value
+    scalars: dict[int, Value] = {
+        ExtensionKey.CONTENT_TYPE: properties.content_type,
+        ExtensionKey.REPLY_TOPIC: properties.reply_topic,
+        ExtensionKey.CORRELATION: properties.correlation,
+        ExtensionKey.PAYLOAD_FORMAT: properties.payload_format,
+    }
+    fields.update((key, value) for key, value in scalars.items() if value is not None)
     lifetime_us = properties.lifetime_us
     if not fields and lifetime_us is None:
         return b""

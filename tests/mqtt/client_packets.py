@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import pack
 from typing import Any
 
-from godwit.mqtt.packets import encode_properties, encode_text, encode_varint
+from godwit.mqtt.packets import encode_packet_properties, encode_text, encode_varint
 
 
 def packet(first: int, *parts: bytes) -> bytes:
@@ -18,7 +18,7 @@ def binary(data: bytes) -> bytes:
 
 
 def properties(version: int, values: dict[int, Any] | None) -> bytes:
-    return encode_properties(values or {}) if version == 5 else b""
+    return encode_packet_properties(values or {}) if version == 5 else b""
 
 
 def connect(

@@ -177,7 +177,7 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject, version: int) ->
 def test_a_publish_of_the_server_is_read_as_it_was_written(
     values: dict[int, Any], topic: str, payload: bytes, qos: int, packet_id: int
 ) -> None:
-    head = p.publish_head(qos << 1, p.encode_text(topic), packet_id, p.encode_properties(values), len(payload))
+    head = p.publish_head(qos << 1, p.encode_text(topic), packet_id, p.encode_packet_properties(values), len(payload))
     (packet,), _ = read(head + payload, 5)
     assert packet == p.PublishPacket(topic, payload, qos << 1, packet_id if qos else 0, values)
 

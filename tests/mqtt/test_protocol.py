@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.mqtt import client_packets as client
 from tests.mqtt.world import Device, Message, MqttWorld
@@ -242,6 +244,47 @@ def test_a_message_that_has_expired_is_not_sent() -> None:
     world.pass_s(10)
     device = world.device("d", 5, clean=False, values=KEEPS)
     assert [(one.payload, one.properties) for one in device.messages] == [(b"50", {Property.MESSAGE_EXPIRY: 40})]
+
+
+def test_a_will_expires_after_it_was_published() -> None:
+    world = MqttWorld()
+    watcher = world.device("w", 5, clean=False, values=KEEPS)
+    watcher.subscribe(("will/#", 1))
+    expiry = {Property.MESSAGE_EXPIRY: 30}
+    device = world.device("d", 5, will=("will/d", b"gone", 1, True), will_values=expiry)
+    world.pass_s(50)
+    device.vanish()
+    assert [(one.payload, one.properties) for one in watcher.messages] == [(b"gone", expiry)]
+    world.pass_s(40)
+    late = world.device("late", 5)
+    late.subscribe(("will/#", 1))
+    assert not late.messages
+
+
+def test_properties_beyond_the_limits_are_refused() -> None:
+    world = MqttWorld()
+    device = world.device("d", 5)
+    long: list[dict[int, Any]] = [
+        {Property.USER_PROPERTY: [("n", "v" * 2049)]},
+        {Property.USER_PROPERTY: [("n", "v")] * 65},
+        {Property.CONTENT_TYPE: "c" * 257},
+        {Property.CORRELATION_DATA: b"c" * 1025},
+    ]
+    for values in long:
+        (puback,) = device.publish("t", b"x", qos=1, packet_id=1, values=values)
+        assert puback[4] == Reason.QUOTA
+        refused = world.device("e", 5, will=("t", b"x", 1, False), will_values=values)
+        assert refused.packets[0][3] == Reason.QUOTA
+        assert refused.is_closed
+    assert device.publish("t", b"x", qos=1, packet_id=1)[0][:1] == b"\x40"
+
+
+def test_a_property_without_a_meaning_is_left_out() -> None:
+    world = MqttWorld()
+    device = world.device("d", 5)
+    device.subscribe(("t", 0))
+    device.publish("t", b"x", values={Property.CONTENT_TYPE: "", Property.USER_PROPERTY: [("", "v"), ("n", "")]})
+    assert device.messages[0].properties == {Property.USER_PROPERTY: [("n", "")]}
 
 
 def test_a_will_is_published_unless_the_client_says_goodbye() -> None:

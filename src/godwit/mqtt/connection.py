@@ -43,7 +43,7 @@ from godwit.mqtt.packets import (
     encode_suback,
     encode_unsuback,
 )
-from godwit.mqtt.receiver import BRIDGE_STATE, MqttReceiver, encode_will_properties
+from godwit.mqtt.receiver import BRIDGE_STATE, MqttReceiver, encode_message_properties
 from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
@@ -431,7 +431,7 @@ class MqttConnection(Peer):
             will = Will(topic=packet.will.topic, payload=packet.will.payload, qos=qos, retain=packet.will.retain)
             will_delay_s = packet.will.properties.get(Property.WILL_DELAY, 0)
             try:
-                will_extension = encode_will_properties(packet.will.properties)
+                will_extension = encode_message_properties(packet.will.properties)
             except RequestFailure as failure:
                 raise PacketError(Reason.QUOTA, failure.text) from None
         if not packet.client_id:

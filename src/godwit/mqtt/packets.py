@@ -131,9 +131,9 @@ class Property(IntEnum):
     SHARED_AVAILABLE = 0x2A
 
 
-Properties: TypeAlias = Mapping[int, Any]
+PacketProperties: TypeAlias = Mapping[int, Any]
 """By number. A user property is a list of pairs, in order; a subscription identifier to send may be a list."""
-NO_PROPERTIES: Final[Properties] = {}
+NO_PACKET_PROPERTIES: Final[PacketProperties] = {}
 
 _BYTE, _SHORT, _LONG, _VARINT, _BINARY, _TEXT, _PAIR = range(7)
 _WILL: Final = 16
@@ -207,7 +207,7 @@ class WillMessage(msgspec.Struct, frozen=True):
     payload: bytes
     qos: int
     retain: bool
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
 
 class ConnectPacket(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class ConnectPacket(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     password: bytes | None = None
     will: WillMessage | None = None
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
 
 class PublishPacket(msgspec.Struct, frozen=True, gc=False):
@@ -231,7 +231,7 @@ class PublishPacket(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     flags: int
     packet_id: int
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
     @property
     def qos(self) -> int:
@@ -251,7 +251,7 @@ class SubscribePacket(msgspec.Struct, frozen=True):
 
     packet_id: int
     filters: list[tuple[str, int]]
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
 
 class UnsubscribePacket(msgspec.Struct, frozen=True):
@@ -269,14 +269,14 @@ class DisconnectPacket(msgspec.Struct, frozen=True):
     """DISCONNECT."""
 
     code: int = 0
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
 
 class AuthPacket(msgspec.Struct, frozen=True):
     """AUTH."""
 
     code: int = 0
-    properties: Properties = NO_PROPERTIES
+    properties: PacketProperties = NO_PACKET_PROPERTIES
 
 
 Packet: TypeAlias = (
@@ -351,11 +351,11 @@ class _Cursor:
         if self.at != self.end:
             raise PacketError(Reason.MALFORMED, f"the packet has {self.end - self.at} bytes too many")
 
-    def properties(self, where: int) -> Properties:
+    def properties(self, where: int) -> PacketProperties:
         """Read the properties of a packet of type `where`."""
         length = self.varint()
         if not length:
-            return NO_PROPERTIES
+            return NO_PACKET_PROPERTIES
         stop = self.at + length
         if stop > self.end:
             raise PacketError(Reason.MALFORMED, "the properties are cut short")
@@ -431,11 +431,11 @@ def _read_connect_fields(flags: int, cursor: _Cursor, version: int, is_bridge: b
         raise PacketError(
             Reason.MALFORMED, f"the flags {bits:#x} of a CONNECT contradict each other", is_silent=qos == 3
         )
-    properties = cursor.properties(PacketType.CONNECT) if version == V5 else NO_PROPERTIES
+    properties = cursor.properties(PacketType.CONNECT) if version == V5 else NO_PACKET_PROPERTIES
     client_id = _decode_text(cursor.binary(), Reason.BAD_CLIENT_ID if version == V5 else Reason.MALFORMED)
     will = None
     if bits & 4:
-        will_properties = cursor.properties(_WILL) if version == V5 else NO_PROPERTIES
+        will_properties = cursor.properties(_WILL) if version == V5 else NO_PACKET_PROPERTIES
         topic = _check_topic(cursor.text())
         will = WillMessage(topic, cursor.binary(), qos, bool(bits & 0x20), will_properties)
     try:
@@ -492,7 +492,7 @@ def _read_subscribe(flags: int, cursor: _Cursor, version: int) -> SubscribePacke
     if flags & ~8 != 2 or (flags & 8 and version != V3_1):
         raise PacketError(Reason.MALFORMED, "the flags in the header are not those of a SUBSCRIBE")
     packet_id = cursor.packet_id()
-    properties = cursor.properties(PacketType.SUBSCRIBE) if version == V5 else NO_PROPERTIES
+    properties = cursor.properties(PacketType.SUBSCRIBE) if version == V5 else NO_PACKET_PROPERTIES
     filters: list[tuple[str, int]] = []
     while not filters or cursor.at < cursor.end:
         text = _check_filter(cursor.text())
@@ -524,7 +524,7 @@ def _read_short(kind: int, flags: int, cursor: _Cursor, version: int) -> Packet:
         is_ping = kind == PacketType.PINGREQ or version < V5
         text = "the packet has flags or bytes that it must not have"
         raise PacketError(Reason.MALFORMED if is_ping else Reason.PROTOCOL, text, is_silent=not is_empty)
-    code, properties = 0, NO_PROPERTIES
+    code, properties = 0, NO_PACKET_PROPERTIES
     if not is_empty:
         is_disconnect = kind == PacketType.DISCONNECT
         code = cursor.byte()
@@ -654,7 +654,7 @@ class PacketReader:
             body += 2
             if not packet_id:
                 raise PacketError(Reason.PROTOCOL, "packet identifier 0")
-        properties = NO_PROPERTIES
+        properties = NO_PACKET_PROPERTIES
         if self.version == V5:
             if body < stop and not data[body]:
                 body += 1
@@ -724,7 +724,7 @@ def _encode_value(kind: int, value: Any) -> bytes:
     return int(value).to_bytes((1, 2, 4)[kind], "big")
 
 
-def encode_properties(properties: Properties) -> bytes:
+def encode_packet_properties(properties: PacketProperties) -> bytes:
     """Return properties with their length, in the order of the mapping."""
     parts: list[bytes] = []
     for number, value in properties.items():
@@ -739,12 +739,14 @@ def _packet(first: int, *parts: bytes) -> bytes:
     return bytes((first,)) + encode_varint(len(body)) + body
 
 
-def encode_connack(version: int, *, session_present: bool, code: int, properties: Properties = NO_PROPERTIES) -> bytes:
+def encode_connack(
+    version: int, *, session_present: bool, code: int, properties: PacketProperties = NO_PACKET_PROPERTIES
+) -> bytes:
     """Return a CONNACK. `code`: a reason code of MQTT 5.0, or a return code of the older versions."""
     return _packet(
         PacketType.CONNACK << 4,
         bytes((session_present, code)),
-        encode_properties(properties) if version == V5 else b"",
+        encode_packet_properties(properties) if version == V5 else b"",
     )
 
 
@@ -753,7 +755,7 @@ def encode_ack(version: int, kind: int, packet_id: int, code: int = 0, text: str
     first = kind << 4 | (2 if kind == PacketType.PUBREL else 0)
     if version < V5 or not code:
         return bytes((first, 2)) + _U16.pack(packet_id)
-    properties = encode_properties({Property.REASON_STRING: text}) if text else b""
+    properties = encode_packet_properties({Property.REASON_STRING: text}) if text else b""
     return _packet(first, _U16.pack(packet_id), bytes((code,)), properties)
 
 
@@ -767,7 +769,7 @@ def encode_suback(version: int, packet_id: int, codes: Sequence[int], text: str 
     """Return a SUBACK."""
     properties = b""
     if version == V5:
-        properties = encode_properties({Property.REASON_STRING: text} if text else NO_PROPERTIES)
+        properties = encode_packet_properties({Property.REASON_STRING: text} if text else NO_PACKET_PROPERTIES)
     return _packet(PacketType.SUBACK << 4, _U16.pack(packet_id), properties, bytes(codes))
 
 
@@ -783,7 +785,7 @@ def encode_disconnect(code: int, text: str = "") -> bytes:
     return _packet(
         PacketType.DISCONNECT << 4,
         bytes((code,)),
-        encode_properties({Property.REASON_STRING: text}) if text else b"",
+        encode_packet_properties({Property.REASON_STRING: text}) if text else b"",
     )
 
 

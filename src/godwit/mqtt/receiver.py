@@ -16,18 +16,17 @@ from godwit.broker.subscription import FilterTable
 from godwit.mqtt.packets import (
     V5,
     PacketError,
+    PacketProperties,
     PacketType,
-    Properties,
     Property,
     PublishPacket,
     Reason,
     encode_ack,
     encode_acks,
 )
-from godwit.mqtt.sender import EXPIRES_US, EXTENSION_KEYS
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
-from godwit.wire.extension import encode_extension
+from godwit.wire.extension import Properties, encode_properties
 from godwit.wire.filters import RESERVED
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class MqttReceiver:
                 receipt.refused(Code.NOT_ALLOWED, "")
             return
         try:
-            extension = encode_message_properties(packets[0], now_us)
+            extension = encode_message_properties(packets[0].properties) if packets[0].properties else None
             publication = self._open(topic, min(qos, 1))
         except RequestFailure as failure:
             if receipt is not None:
@@ -318,33 +317,25 @@ class MqttReceiver:
         return b"".join(found)
 
 
-def encode_message_properties(packet: PublishPacket, now_us: int) -> bytes | None:
-    """Return the extension of a batch for the properties of a message. Raises RequestFailure if they are too long."""
-    return _encode_properties(packet.properties, now_us) if packet.properties else None
+def encode_message_properties(values: PacketProperties) -> bytes | None:
+    """Return the extension of a batch for the properties of a PUBLISH or a will; None if none of them is for readers.
+    An empty content type and user properties without a name have no meaning in the core, and are left out.
 
-
-def encode_will_properties(properties: Properties) -> bytes | None:
-    """Return the same for a will, without an expiry: that begins when the will is published."""
-    return _encode_properties({key: value for key, value in properties.items() if key != Property.MESSAGE_EXPIRY}, 0)
-
-
-def _encode_properties(properties: Properties, now_us: int) -> bytes | None:
-    fields: dict[int, Any] = {
-        key: _plain(properties[number]) for number, key in EXTENSION_KEYS.items() if number in properties
-    }
-    expiry_s = properties.get(Property.MESSAGE_EXPIRY)
-    if expiry_s is not None:
-        fields[EXPIRES_US] = now_us + expiry_s * 1_000_000
-    if not fields:
-        return None
+    Raises RequestFailure if they exceed the limits of godwit.wire.extension.
+    """
+    expiry_s = values.get(Property.MESSAGE_EXPIRY)
+    properties = Properties(
+        headers=tuple([(name, value) for name, value in values.get(Property.USER_PROPERTY, ()) if name]),
+        content_type=values.get(Property.CONTENT_TYPE) or None,
+        reply_topic=values.get(Property.RESPONSE_TOPIC),
+        correlation=values.get(Property.CORRELATION_DATA),
+        payload_format=values.get(Property.PAYLOAD_FORMAT),
+        lifetime_us=None if expiry_s is None else expiry_s * 1_000_000,
+    )
     try:
-        return encode_extension(fields)
+        return encode_properties(properties) or None
     except ValueError as error:
         raise RequestFailure(Code.TOO_MANY, f"the properties of a message are not accepted: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    return [list(pair) for pair in value] if isinstance(value, list) else value
 
 
 def _ignore(text: str = "") -> None:

@@ -20,12 +20,12 @@ from godwit.mqtt.packets import (
     Property,
     Reason,
     encode_ack,
-    encode_properties,
+    encode_packet_properties,
     encode_text,
     publish_head,
 )
-from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, extension_of, payloads_of
-from godwit.wire.extension import decode_extension
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, payloads_of
+from godwit.wire.extension import decode_properties, expiry_of
 
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
@@ -37,16 +37,6 @@ MAX_RULES: Final = 4096
 """Topics whose rule is remembered."""
 MAX_ALIASES: Final = 256
 """Topic aliases towards one client, whatever it allows."""
-EXTENSION_KEYS: Final[dict[int, int]] = {
-    Property.PAYLOAD_FORMAT: 257,
-    Property.CONTENT_TYPE: 259,
-    Property.RESPONSE_TOPIC: 264,
-    Property.CORRELATION_DATA: 265,
-    Property.USER_PROPERTY: 294,
-}
-"""The keys of the batch extension (godwit.wire.extension) under which properties of messages travel."""
-EXPIRES_US: Final = 258
-"""The key under which the time travels when a message expires, microseconds since the epoch."""
 NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
 ENCODING: Final = "mqtt"
@@ -90,34 +80,22 @@ class RetainedInFlight(msgspec.Struct):
 
     qos: int
     topic: str
-    payload: bytes
-    extension: bytes | None
+    entry: Entry
     identifiers: list[int]
     is_released: bool = False
 
 
-class MessageProperties(msgspec.Struct, frozen=True):
-    """The properties of messages in a batch, as MQTT 5.0 has them."""
-
-    values: dict[int, Any]
-    expires_us: int | None = None
-
-
-NO_MESSAGE_PROPERTIES: Final = MessageProperties({})
-
-
-def decode_message_properties(extension: bytes | None) -> MessageProperties:
-    """Return the properties of messages with this extension. Keys that are not from MQTT are left out."""
-    if not extension:
-        return NO_MESSAGE_PROPERTIES
-    fields = decode_extension(extension)
-    values: dict[int, Any] = {}
-    for number, key in EXTENSION_KEYS.items():
-        value = fields.get(key)
-        if value is not None:
-            values[number] = [tuple(pair) for pair in value] if isinstance(value, list) else value
-    expires_us = fields.get(EXPIRES_US)
-    return MessageProperties(values, expires_us if isinstance(expires_us, int) else None)
+def packet_properties(extension: bytes | None) -> dict[int, Any]:
+    """Return the properties of messages with this extension, as MQTT 5.0 has them; without their expiry."""
+    properties = decode_properties(extension)
+    values: dict[int, Any] = {
+        Property.PAYLOAD_FORMAT: properties.payload_format,
+        Property.CONTENT_TYPE: properties.content_type,
+        Property.RESPONSE_TOPIC: properties.reply_topic,
+        Property.CORRELATION_DATA: properties.correlation,
+        Property.USER_PROPERTY: list(properties.headers) or None,
+    }
+    return {number: value for number, value in values.items() if value is not None}
 
 
 class MqttOutbound(Outbound):
@@ -269,9 +247,8 @@ class MqttOutbound(Outbound):
         if not self.table.is_stored and numbers.sent_below <= self.table.created_at:
             self.table.created_at = batch.offset + index  # the first message has identifier 1
         created_at = self.table.created_at
-        extension = extension_of(entry)
         flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
-        head = self._head(batch.topic.name, rule.identifiers, extension)
+        head = self._head(batch.topic.name, rule.identifiers, entry)
         free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
         count = entry.count
         is_v5 = connection.version == V5
@@ -303,7 +280,7 @@ class MqttOutbound(Outbound):
             if offset >= numbers.sent_below:
                 numbers.sent_below = offset + 1
             if is_v5 and self.max_aliases:
-                head = self._head(batch.topic.name, rule.identifiers, extension)  # the alias is known now
+                head = self._head(batch.topic.name, rule.identifiers, entry)  # the alias is known now
         self.next_offset = batch.offset + index
         connection.mark_output()
         return index
@@ -319,8 +296,7 @@ class MqttOutbound(Outbound):
                 break
             packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
         self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
-        payload = _payloads(batch)[0]
-        message = RetainedInFlight(qos, batch.topic.name, payload, extension_of(batch.entry), rule.identifiers)
+        message = RetainedInFlight(qos, batch.topic.name, batch.entry, rule.identifiers)
         if self._write_retained(packet_id, message, is_repeat=False):
             numbers.not_logged[packet_id] = message
         self._done(batch, 1)
@@ -328,11 +304,12 @@ class MqttOutbound(Outbound):
 
     def _write_retained(self, packet_id: int, message: RetainedInFlight, *, is_repeat: bool) -> bool:
         """Return False if the client does not accept it."""
-        head = self._head(message.topic, message.identifiers, message.extension)
+        head = self._head(message.topic, message.identifiers, message.entry)
         if head is None:
             return False
+        payload = payloads_of(message.entry)[0]
         flags = message.qos << 1 | 1 | 8 * is_repeat
-        packet = publish_head(flags, head[0], packet_id, head[1], len(message.payload)) + message.payload
+        packet = publish_head(flags, head[0], packet_id, head[1], len(payload)) + payload
         if len(packet) > self.client_max_bytes:
             return False
         self._connection.write(packet)
@@ -348,7 +325,7 @@ class MqttOutbound(Outbound):
         is_plain = not (rule.identifiers or self.max_aliases or index or is_limited or entry.flags & HAS_EXTENSION)
         data = batch.encodings.get(key) if is_plain else None
         if data is None:
-            head = self._head(batch.topic.name, rule.identifiers, extension_of(entry))
+            head = self._head(batch.topic.name, rule.identifiers, entry)
             if head is None:
                 return
             payloads = _payloads(batch)[index:]
@@ -357,7 +334,7 @@ class MqttOutbound(Outbound):
                 packet = publish_head(int(is_retained), head[0], 0, head[1], len(payloads[0]))
                 data = packet + packet.join(payloads)
             else:
-                data = self._encode_each(batch.topic.name, payloads, rule, extension_of(entry), is_retained, head)
+                data = self._encode_each(batch.topic.name, payloads, rule, entry, is_retained, head)
             if is_plain:
                 batch.encodings[key] = data
         if data:
@@ -368,7 +345,7 @@ class MqttOutbound(Outbound):
         topic: str,
         payloads: list[bytes],
         rule: TopicRule,
-        extension: bytes | None,
+        entry: Entry,
         is_retained: bool,
         head: tuple[bytes, bytes],
     ) -> bytes:
@@ -378,19 +355,18 @@ class MqttOutbound(Outbound):
             if len(packet) + len(payload) <= self.client_max_bytes:
                 parts += (packet, payload)
                 if self.max_aliases:
-                    head = self._head(topic, rule.identifiers, extension) or head  # the alias is known now
+                    head = self._head(topic, rule.identifiers, entry) or head  # the alias is known now
         return b"".join(parts)
 
-    def _head(self, topic: str, identifiers: list[int], extension: bytes | None) -> tuple[bytes, bytes] | None:
-        """Return the encoded topic and properties of a message, or None if it has expired."""
-        message = decode_message_properties(extension)
+    def _head(self, topic: str, identifiers: list[int], entry: Entry) -> tuple[bytes, bytes] | None:
+        """Return the encoded topic and properties of the messages of an entry, or None if they have expired."""
         connection = self._connection
-        expires_us = message.expires_us
+        expires_us = expiry_of(entry)
         if expires_us is not None and expires_us <= connection.broker.now_us:
             return None
         if connection.version < V5:
             return encode_text(topic), b""
-        values = dict(message.values)
+        values = packet_properties(extension_of(entry)) if entry.flags & HAS_EXTENSION else {}
         if expires_us is not None:
             values[Property.MESSAGE_EXPIRY] = max((expires_us - connection.broker.now_us) // 1_000_000, 1)
         if identifiers:
@@ -403,7 +379,7 @@ class MqttOutbound(Outbound):
                 text = ""
             elif len(self._aliases) < min(self.max_aliases, MAX_ALIASES):
                 alias = self._aliases[topic] = values[Property.TOPIC_ALIAS] = len(self._aliases) + 1
-        return encode_text(text), encode_properties(values) if values else b"\0"
+        return encode_text(text), encode_packet_properties(values) if values else b"\0"
 
     def _done(self, batch: OutboundBatch, count: int) -> None:
         """These messages of a batch need no acknowledgement."""

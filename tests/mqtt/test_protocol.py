@@ -650,3 +650,32 @@ def test_the_broker_says_goodbye_when_it_is_stopped() -> None:
     assert device.packets[-1][2] == Reason.SHUTDOWN
     assert device.is_closed
     assert old.is_closed
+
+
+def test_response_information() -> None:
+    world = MqttWorld(response_information="reply/{client}")
+    asks = {Property.REQUEST_RESPONSE_INFO: 1}
+    text = b"\x1a\x00\x07reply/d"
+    assert text in world.device("d", 5, values=asks).packets[0]
+    assert text not in world.device("d", 5).packets[0]
+    assert b"reply/" not in world.device("a/b", 5, values=asks).packets[0]
+    assert b"\x1a" not in MqttWorld().device("d", 5, values=asks).packets[0]
+
+
+def test_a_user_that_a_certificate_has_proved() -> None:
+    rule = Rule(clients=("anna",), allow=frozenset(("publish",)), topics=("home/{client}",))
+    access = Access(secrets={"anna": b"secret"}, rules=(rule,), allows_anonymous=False)
+    world = MqttWorld(Settings(access=access))
+
+    def device(certified_user: str, version: int = 5, **options: Any) -> Device:
+        found = Device(world, version, certified_user)
+        found.send(client.connect("d", version, **options))
+        return found
+
+    anna = device("anna", user="another", password=b"wrong")
+    assert anna.publish("home/anna", qos=1, packet_id=1)[0][4] == Reason.NO_SUBSCRIBERS
+    assert device("anna", 4).packets == [CONNACK]
+    for user in ("bert", ""):
+        assert device(user).packets[0][3] == Reason.NOT_AUTHORIZED
+    method = {Property.AUTH_METHOD: "SCRAM-SHA-256", Property.AUTH_DATA: b"n,,n=anna,r=x"}
+    assert device("anna", values=method).packets[0][3] == Reason.BAD_AUTH_METHOD

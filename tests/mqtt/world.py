@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True):
 class Device:
     """One MQTT client. Bytes to it are split into packets: `acks` by type, and `messages`."""
 
-    def __init__(self, world: MqttWorld, version: int) -> None:
+    def __init__(self, world: MqttWorld, version: int, certified_user: str | None = None) -> None:
         self.world = world
         self.version = version
         self.raw = b""
@@ -43,7 +43,7 @@ class Device:
         self.unsent = 0
         self.answers = True
         """Whether it acknowledges messages by itself."""
-        self.connection: MqttConnection = world.mqtt.connect(self, "192.0.2.9:5000", "192.0.2.9")
+        self.connection: MqttConnection = world.mqtt.connect(self, "192.0.2.9:5000", "192.0.2.9", certified_user)
 
     # -- MqttTransport ------------------------------------------------------------------------------------------------
 

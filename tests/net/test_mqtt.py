@@ -26,7 +26,7 @@ from godwit.errors import AddressError, ConfigurationError, SocketError
 from godwit.mqtt.connection import MqttSettings
 from godwit.mqtt.websocket import CLOSE_NOT_BINARY, CLOSE_PROTOCOL, CLOSE_TOO_LARGE
 from godwit.net.client import connect
-from godwit.net.mqtt import MqttAddress, parse_mqtt_address
+from godwit.net.mqtt import MqttAddress, common_name, parse_mqtt_address
 from godwit.net.service import Service
 from godwit.server.configuration import Configuration, MqttSection
 
@@ -202,6 +202,73 @@ def test_tls_and_a_new_certificate(tmp_path: Path, loop: Callable[[], asyncio.Ab
     run(test, loop)
 
 
+def sign_certificate(folder: Path, name: str, authority: tuple[Path, Path]) -> tuple[Path, Path]:
+    """Return a certificate of a client that an authority has signed, and its key."""
+    certificate, key, request = (folder / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
+    make = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(request)], check=True, capture_output=True)
+    sign = ["openssl", "x509", "-req", "-in", str(request), "-CA", str(authority[0]), "-CAkey", str(authority[1])]
+    subprocess.run([*sign, "-days", "2", "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_certificate_names_the_user(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    certificate, key = make_certificate(tmp_path, "broker")
+    authority = make_certificate(tmp_path, "authority")
+    press = sign_certificate(tmp_path, "press-7", authority)
+    stranger = make_certificate(tmp_path, "stranger")
+    rule = Rule(clients=("press-*",), allow=frozenset(("publish", "subscribe")), topics=("plant/{client}/#",))
+    access = Access(secrets={"press-7": b"a secret that is not used"}, rules=(rule,), allows_anonymous=False)
+    section = MqttSection(
+        listen=("tls://127.0.0.1:0",),
+        settings=MqttSettings(user_from_certificate=True),
+        certificate=certificate,
+        key=key,
+        client_ca=authority[0],
+    )
+
+    def use_tls(client: paho.Client) -> None:
+        client.tls_set(ca_certs=str(certificate), certfile=str(press[0]), keyfile=str(press[1]))
+
+    async def test() -> None:
+        configuration = Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=section)
+        async with Service(configuration, notices=Notices()) as service:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", setup=use_tls)
+            await asyncio.to_thread(device.subscribe, "plant/press-7/#")
+            await asyncio.to_thread(device.publish, "plant/press-7/state", b"on", 1)
+            assert await asyncio.to_thread(device.wait, 1) == [("plant/press-7/state", b"on")]
+            await asyncio.to_thread(device.close)
+            for wrong in (stranger, None):
+                context = ssl.create_default_context(cafile=str(certificate))
+                if wrong is not None:
+                    context.load_cert_chain(*wrong)
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    await asyncio.to_thread(handshake, port_of(service), context)
+
+    run(test, loop)
+
+
+def handshake(port: int, context: ssl.SSLContext) -> bytes:
+    """With TLS 1.3 a client learns only from the first read that its certificate is refused."""
+    with (
+        socket.create_connection(("127.0.0.1", port), WAIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+    ):
+        stream.sendall(packets.connect("stranger"))
+        data = stream.recv(100)
+        if not data:
+            raise ConnectionError("closed")
+        return data
+
+
+def test_the_common_name_of_a_certificate() -> None:
+    one = (("commonName", "a"),)
+    assert common_name({"subject": ((("countryName", "x"),), one)}) == "a"
+    for wrong in (None, {}, {"subject": ()}, {"subject": (one, one)}):
+        assert common_name(wrong) == ""
+
+
 def test_a_certificate_that_does_not_exist(tmp_path: Path) -> None:
     async def test() -> None:
         service = broker("tls://127.0.0.1:0", certificate=tmp_path / "no", key=tmp_path / "no")
@@ -219,7 +286,8 @@ def test_addresses() -> None:
     assert parse_mqtt_address("h") == MqttAddress("mqtt", "h", 1883)
     assert parse_mqtt_address("tls://[::1]") == MqttAddress("tls", "::1", 8883)
     assert parse_mqtt_address("ws://h:80/a/b") == MqttAddress("ws", "h", 80, "/a/b")
-    assert parse_mqtt_address("wss://h") == MqttAddress("wss", "h", 8084, "/")
+    assert parse_mqtt_address("wss://h") == MqttAddress("wss", "h", 8084, "/mqtt")
+    assert parse_mqtt_address("ws://h/") == MqttAddress("ws", "h", 8083, "/")
     for text in ("http://h", "mqtt://h/path", "h:x", ""):
         with pytest.raises(AddressError):
             parse_mqtt_address(text)

@@ -1,6 +1,8 @@
 """One MQTT connection: login, subscriptions, keep alive, and the reason codes of everything that ends it.
 
     new --CONNECT--> login --welcome of the core--> open --DISCONNECT, error, close of the core--> closing
+     |                 ^
+     +-CONNECT, AUTH---+   with enhanced authentication (SCRAM-SHA-256)
 
 Packets that follow the CONNECT wait for the welcome. A connection stops reading while too many of its messages wait for
 the log.
@@ -30,6 +32,7 @@ from godwit.mqtt.packets import (
     DisconnectPacket,
     Packet,
     PacketError,
+    PacketProperties,
     PacketReader,
     PacketType,
     PingPacket,
@@ -40,10 +43,13 @@ from godwit.mqtt.packets import (
     UnsubscribePacket,
     encode_connack,
     encode_disconnect,
+    encode_packet_properties,
     encode_suback,
     encode_unsuback,
+    encode_varint,
 )
 from godwit.mqtt.receiver import BRIDGE_STATE, MqttReceiver, encode_message_properties
+from godwit.mqtt.scram import METHOD, NONCE_BYTES, ScramError, ScramExchange
 from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
@@ -112,20 +118,23 @@ class MqttTransport(Protocol):
 
 
 class MqttCredentials(Credentials, kw_only=True):
-    """User name and password."""
+    """User name and password, or a user name that is proved already."""
 
     password: bytes | None
+    is_proved: bool = False
+    """Whether a certificate or SCRAM has proved the user name."""
 
     def proves(self, secret: bytes) -> bool:
-        return hmac.compare_digest(self.password or b"", secret) and self.password is not None
+        return self.is_proved or (hmac.compare_digest(self.password or b"", secret) and self.password is not None)
 
 
 class MqttConnection(Peer):
     """See the module's first lines."""
 
     __slots__ = (
-        "_ends_expected", "_held_bytes", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading",
-        "_lost_reason", "_packets", "_protocol", "_reader", "assigned_id", "broker", "is_admitted", "is_bridge",
+        "_certified_user", "_connect_packet", "_ends_expected", "_exchange", "_has_method", "_held_bytes", "_inbox",
+        "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason", "_packets", "_protocol",
+        "_reader", "_user", "assigned_id", "broker", "is_admitted", "is_bridge",
         "is_closing", "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings",
         "table", "transport", "version", "wants_reasons", "window_bytes",
     )  # fmt: skip
@@ -133,8 +142,19 @@ class MqttConnection(Peer):
     table: FilterTable
     receiver: MqttReceiver
 
-    def __init__(self, protocol: MqttProtocol, transport: MqttTransport, address: str, host: str) -> None:
+    def __init__(
+        self, protocol: MqttProtocol, transport: MqttTransport, address: str, host: str, certified_user: str | None
+    ) -> None:
         super().__init__(address, host)
+        self._certified_user = certified_user
+        self._user: str | None = None
+        """As it is named in access rules; None: the client identifier."""
+        self._exchange: ScramExchange | None = None
+        """An authentication that has begun."""
+        self._connect_packet: ConnectPacket | None = None
+        """A CONNECT that waits for its authentication."""
+        self._has_method = False
+        """Whether the client has used SCRAM: only then it may send AUTH later."""
         self._protocol = protocol
         self.broker = protocol.broker
         self.settings = protocol.settings
@@ -243,6 +263,8 @@ class MqttConnection(Peer):
             try:
                 while index < len(packets) and not self._must_wait():
                     packet = packets[index]
+                    if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
+                        raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
                     if type(packet) is PublishPacket:
                         index = self.receiver.handle_publishes(packets, index, now_us)
                     else:
@@ -254,7 +276,7 @@ class MqttConnection(Peer):
     def _must_wait(self) -> bool:
         """Return whether packets have to wait: for the welcome, or for the log. After the end they wait for ever."""
         if self.is_closing or not self.is_admitted:
-            return self.is_closing or self.version != 0
+            return self.is_closing or (self.version != 0 and self._connect_packet is None)
         if self.pending_replies > MAX_PENDING_REPLIES or self.receiver.held_bytes > self.window_bytes:
             return True
         return self.bucket is not None and self.bucket.due_us > self.broker.now_us
@@ -403,14 +425,77 @@ class MqttConnection(Peer):
             self._connect(packet, now_us)
         else:
             assert isinstance(packet, AuthPacket)
-            raise PacketError(Reason.PROTOCOL, "an AUTH without enhanced authentication")
+            self._handle_auth(packet, now_us)
 
     def _connect(self, packet: ConnectPacket, now_us: int) -> None:
         self.version = packet.version
         values = packet.properties
         self.wants_reasons = bool(values.get(Property.REQUEST_PROBLEM_INFO, 1))
-        if Property.AUTH_METHOD in values:
-            raise PacketError(Reason.BAD_AUTH_METHOD, "enhanced authentication is not supported")
+        if self._certified_user is not None:
+            if not self._certified_user:
+                raise PacketError(Reason.NOT_AUTHORIZED, "the certificate of the client has no common name")
+            if Property.AUTH_METHOD in values:
+                raise PacketError(Reason.BAD_AUTH_METHOD, "the certificate names the user: no other method is used")
+            self._user = self._certified_user
+            self._login(packet, b"", now_us)
+        elif Property.AUTH_METHOD in values:
+            self._connect_packet = packet
+            self._begin_scram(values)
+        else:
+            self._user = packet.user
+            self._login(packet, None, now_us)
+
+    # -- enhanced authentication --------------------------------------------------------------------------------------
+
+    def _begin_scram(self, values: PacketProperties) -> None:
+        if values.get(Property.AUTH_METHOD) != METHOD:
+            raise PacketError(Reason.BAD_AUTH_METHOD, f"the authentication method is not {METHOD}")
+        exchange = ScramExchange(self._protocol.scram_salt, self._protocol.entropy(NONCE_BYTES))
+        try:
+            reply = exchange.begin(values.get(Property.AUTH_DATA, b""))
+        except ScramError as error:
+            raise PacketError(Reason.NOT_AUTHORIZED, f"{METHOD}: {error}") from None
+        self._exchange = exchange
+        self._write_auth(Reason.CONTINUE, reply)
+
+    def _handle_auth(self, packet: AuthPacket, now_us: int) -> None:
+        """Continue an authentication, or begin another one of the same user on an open connection."""
+        values = packet.properties
+        exchange = self._exchange
+        if exchange is None:
+            if not self._has_method or packet.code != Reason.REAUTHENTICATE:
+                raise PacketError(Reason.PROTOCOL, "an AUTH without enhanced authentication")
+            self._begin_scram(values)
+            return
+        if packet.code != Reason.CONTINUE or values.get(Property.AUTH_METHOD) != METHOD:
+            raise PacketError(Reason.PROTOCOL, "an AUTH that does not continue the authentication")
+        self._exchange = None
+        secret = self.broker.settings.access.secret_of(exchange.user)
+        try:
+            reply = exchange.finish(values.get(Property.AUTH_DATA, b""), secret or self._protocol.scram_decoy)
+        except ScramError as error:
+            raise PacketError(Reason.NOT_AUTHORIZED, f"{METHOD} of {exchange.user!r}: {error}") from None
+        if secret is None or (self.is_admitted and exchange.user != self._user):
+            raise PacketError(Reason.NOT_AUTHORIZED, f"{METHOD}: {exchange.user!r} is not listed, or another user")
+        if self.is_admitted:
+            self._write_auth(Reason.SUCCESS, reply)
+            return
+        connect, self._connect_packet = self._connect_packet, None
+        assert connect is not None
+        self._user = exchange.user
+        self._has_method = True
+        self._login(connect, reply, now_us)
+
+    def _write_auth(self, code: int, data: bytes) -> None:
+        body = bytes((code,)) + encode_packet_properties({Property.AUTH_METHOD: METHOD, Property.AUTH_DATA: data})
+        self.write(bytes((PacketType.AUTH << 4,)) + encode_varint(len(body)) + body)
+
+    # -- the login ----------------------------------------------------------------------------------------------------
+
+    def _login(self, packet: ConnectPacket, proof: bytes | None, now_us: int) -> None:
+        """Hand a CONNECT to the core. `proof`: None if the password proves the user, else it is proved already, and
+        these bytes are the last message of its authentication."""
+        values = packet.properties
         settings = self.settings
         self.keep_alive_s = packet.keep_alive_s
         if packet.version == V5 and settings.max_keep_alive_s:
@@ -443,10 +528,11 @@ class MqttConnection(Peer):
             expiry_s = 0 if packet.is_clean else FOREVER_S
         credentials = MqttCredentials(
             name=self.name,
-            principal=packet.user,
+            principal=self._user,
             has_principals=True,
             publishes_replaced_will=True,
             password=packet.password,
+            is_proved=proof is not None,
             instance=self._protocol.instance_of(self.name),
             session_expiry_s=expiry_s,
             is_clean=packet.is_clean,
@@ -455,13 +541,30 @@ class MqttConnection(Peer):
             will_delay_s=will_delay_s,
         )
         self._reader.max_bytes = self._max_packet_bytes()
-        self.broker.login(self, credentials, lambda session, resumed: self._welcome(session, resumed, expiry_s), now_us)
+
+        def welcome(session: Session, resumed: bool) -> None:
+            more: dict[int, Any] = {}
+            if session.expiry_s != expiry_s:
+                more[Property.SESSION_EXPIRY] = session.expiry_s
+            if values.get(Property.REQUEST_RESPONSE_INFO) and (root := self._response_information()):
+                more[Property.RESPONSE_INFO] = root
+            if self._has_method:
+                more |= {Property.AUTH_METHOD: METHOD, Property.AUTH_DATA: proof}
+            self._welcome(session, resumed, more)
+
+        self.broker.login(self, credentials, welcome, now_us)
 
     def _max_packet_bytes(self) -> int:
         return self.settings.max_packet_bytes or self.broker.settings.max_message_bytes + PACKET_OVERHEAD_BYTES
 
-    def _welcome(self, session: Session, resumed: bool, expiry_s: int) -> None:
-        """The login has succeeded: CONNACK, and then the pending messages of the session."""
+    def _response_information(self) -> str:
+        """Return the root of the client's topics for replies; empty if there is none."""
+        if set(self.name) & set("/+#*"):
+            return ""  # it is not one level of a topic
+        return self.settings.response_information.replace("{client}", self.name)
+
+    def _welcome(self, session: Session, resumed: bool, more: dict[int, Any]) -> None:
+        """The login has succeeded: CONNACK, and then the pending messages of the session. `more`: its properties."""
         if self.is_closing:
             return
         is_present = resumed and TABLE_KEY in session.subscriptions
@@ -469,8 +572,6 @@ class MqttConnection(Peer):
         values: dict[int, Any] = {}
         if settings.topic_alias_maximum:
             values[Property.TOPIC_ALIAS_MAXIMUM] = settings.topic_alias_maximum
-        if session.expiry_s != expiry_s:
-            values[Property.SESSION_EXPIRY] = session.expiry_s
         if self.assigned_id:
             values[Property.ASSIGNED_CLIENT_ID] = self.assigned_id
         if settings.max_keep_alive_s:
@@ -478,6 +579,7 @@ class MqttConnection(Peer):
         values[Property.SHARED_AVAILABLE] = 0
         values[Property.MAXIMUM_PACKET_SIZE] = self._max_packet_bytes()
         values[Property.RECEIVE_MAXIMUM] = settings.receive_maximum
+        values |= more
         is_shown = is_present and self.version > V3_1
         connack = encode_connack(self.version, session_present=is_shown, code=0, properties=values)
         if len(connack) > self.outbound.client_max_bytes:
@@ -565,3 +667,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of QoS 1 and 2 on their way to a client that cannot announce a limit (3.1 and 3.1.1)."""
     log_qos_0: bool = False
     """Whether messages of QoS 0 are logged too, whatever the rules for their topics."""
+    user_from_certificate: bool = False
+    """Whether the common name of a client's certificate is its user name, in place of a password."""
+    response_information: str = ""
+    """What a client of MQTT 5.0 gets that asks for response information; {client} is its identifier."""

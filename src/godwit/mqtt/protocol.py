@@ -15,6 +15,7 @@ from typing import Final
 
 from godwit.broker.broker import Broker
 from godwit.mqtt.connection import KEEP_ALIVE_FACTOR, MqttConnection, MqttSettings, MqttTransport
+from godwit.mqtt.scram import SALT_BYTES
 from godwit.wire.control_base import Code
 
 INSTANCE_BYTES: Final = 16
@@ -56,6 +57,9 @@ class MqttProtocol:
         self.held_bytes = 0
         """Of incomplete packets of all connections."""
         self._key = key
+        self.scram_salt = hmac.digest(key, b"scram salt", "sha256")[:SALT_BYTES]
+        self.scram_decoy = hmac.digest(key, b"scram decoy", "sha256")
+        """Logins of unknown users are compared with it, so that they take as long as others."""
         self._input: dict[MqttConnection, None] = {}
         self._output: dict[MqttConnection, None] = {}
         self._timers: list[tuple[int, int, MqttConnection]] = []
@@ -66,9 +70,19 @@ class MqttProtocol:
         """Connections whose next message waits for its packet identifier: tried again at the end of each turn."""
         broker.publish_figures_as(FIGURES)
 
-    def connect(self, transport: MqttTransport, address: str, host: str) -> MqttConnection:
-        """Add a connection. `host`: the key of quotas, see godwit.broker.session.network_of."""
-        connection = MqttConnection(self, transport, address, host)
+    def connect(
+        self, transport: MqttTransport, address: str, host: str, certified_user: str | None = None
+    ) -> MqttConnection:
+        """Add a connection.
+
+        Args:
+            transport: The stream.
+            address: The client's address, for event lines.
+            host: The key of quotas, see godwit.broker.session.network_of.
+            certified_user: The user name that a certificate has proved; empty if it has none. None: there is no
+                certificate, or it does not matter.
+        """
+        connection = MqttConnection(self, transport, address, host, certified_user)
         self.connections[connection] = None
         self.unadmitted[host] += 1
         self.mark_input(connection)

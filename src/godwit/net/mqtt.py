@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -71,7 +71,7 @@ def parse_mqtt_address(text: str) -> MqttAddress:
     host, port = parse_broker(address, default_port=DEFAULT_PORTS[scheme])
     if scheme in ("mqtt", "tls"):
         return MqttAddress(scheme, host, port)
-    return MqttAddress(scheme, host, port, f"/{path}" if path or not slash else DEFAULT_PATH)
+    return MqttAddress(scheme, host, port, f"/{path}" if slash else DEFAULT_PATH)
 
 
 def make_tls_context(certificate: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
@@ -96,6 +96,13 @@ def make_tls_context(certificate: Path, key: Path, client_ca: Path | None = None
 def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Load a certificate and its key, also into a context that is in use: new connections get the new one."""
     context.load_cert_chain(certificate, key)
+
+
+def common_name(certificate: dict[str, Any] | None) -> str:
+    """Return the common name of a certificate as `ssl` returns it; empty if it has none, or several."""
+    subject = (certificate or {}).get("subject", ())
+    names = [value for pairs in subject for key, value in pairs if key == "commonName"]
+    return str(names[0]) if len(names) == 1 else ""
 
 
 class MqttStream(asyncio.BufferedProtocol):
@@ -125,7 +132,11 @@ class MqttStream(asyncio.BufferedProtocol):
         handle = stream.get_extra_info("socket")
         if handle is not None and handle.family != getattr(socket, "AF_UNIX", None):
             handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = self._listeners.protocol.connect(self, format_address(peer), self._host)
+        protocol = self._listeners.protocol
+        certified_user = None
+        if protocol.settings.user_from_certificate and stream.get_extra_info("ssl_object") is not None:
+            certified_user = common_name(stream.get_extra_info("peercert"))
+        self._connection = protocol.connect(self, format_address(peer), self._host, certified_user)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._listeners.view  # one for all: its bytes are copied before the next read begins

@@ -218,6 +218,8 @@ class MqttFileSection(_Section):
     max_keep_alive_s: int = _MQTT_DEFAULTS.max_keep_alive_s
     max_in_flight: int = _MQTT_DEFAULTS.max_in_flight
     log_qos_0: bool = _MQTT_DEFAULTS.log_qos_0
+    user_from_certificate: bool = _MQTT_DEFAULTS.user_from_certificate
+    response_information: str = _MQTT_DEFAULTS.response_information
 
 
 class ConfigurationFile(_Section):
@@ -447,6 +449,10 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         raise source.error(("mqtt",), "mqtt has only one of certificate and key: give both, or none")
     if section.certificate is None and any(text.startswith(("tls:", "wss:")) for text in section.listen):
         raise source.error(("mqtt", "listen"), "mqtt.listen has an address with TLS: give certificate and key too")
+    if section.user_from_certificate and section.client_ca is None:
+        text = "mqtt.user_from_certificate needs client_ca: the authority that signs the certificates of clients"
+        raise source.error(("mqtt", "user_from_certificate"), text)
+    _check_response_information(section, source)
     for name, (low, high) in _MQTT_BOUNDS.items():
         value = getattr(section, name)
         if not low <= value <= high:
@@ -458,6 +464,16 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         key=path("key", section.key),
         client_ca=path("client_ca", section.client_ca),
     )
+
+
+def _check_response_information(section: MqttFileSection, source: ConfigurationSource) -> None:
+    text = section.response_information
+    try:
+        if text:
+            check_topic(text.replace("{client}", "x"))
+    except BadTopicError as error:
+        key = ("mqtt", "response_information")
+        raise source.error(key, f"mqtt.response_information is not the beginning of a topic: {error}") from None
 
 
 def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:

@@ -148,7 +148,7 @@ def test_a_login_and_another_authentication_later() -> None:
     assert device.is_closed
 
 
-@pytest.mark.parametrize(("user", "secret"), [("anna", b"wrong"), ("nobody", SECRET)])
+@pytest.mark.parametrize(("user", "secret"), [("anna", b"wrong"), ("stranger", SECRET)])
 def test_a_wrong_secret_and_an_unknown_user_look_the_same(user: str, secret: bytes) -> None:
     world = MqttWorld(SETTINGS)
     one = ScramClient(user, secret)
@@ -162,7 +162,7 @@ def test_a_wrong_secret_and_an_unknown_user_look_the_same(user: str, secret: byt
 def test_an_unknown_user_is_refused_where_others_are_anonymous() -> None:
     access = Access(secrets={"anna": SECRET}, rules=(RULE,), allows_anonymous=True)
     world = MqttWorld(Settings(access=access))
-    one = ScramClient("nobody")
+    one = ScramClient("stranger")
     device, server_first = begin(world, one)
     assert device.send(auth(0x18, one.last(server_first)))[0][3] == Reason.NOT_AUTHORIZED
 

@@ -558,7 +558,7 @@ class MqttConnection(Peer):
         return self.settings.max_packet_bytes or self.broker.settings.max_message_bytes + PACKET_OVERHEAD_BYTES
 
     def _response_information(self) -> str:
-        """Return the root of the client's topics for replies; empty if there is none."""
+        """Return the root of the client's topics for replies; empty without one."""
         if set(self.name) & set("/+#*"):
             return ""  # it is not one level of a topic
         return self.settings.response_information.replace("{client}", self.name)
@@ -670,4 +670,4 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True):
     user_from_certificate: bool = False
     """Whether the common name of a client's certificate is its user name, in place of a password."""
     response_information: str = ""
-    """What a client of MQTT 5.0 gets that asks for response information; {client} is its identifier."""
+    """Sent to a client of MQTT 5.0 that asks for response information; {client} is its identifier."""

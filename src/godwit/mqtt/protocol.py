@@ -79,8 +79,8 @@ class MqttProtocol:
             transport: The stream.
             address: The client's address, for event lines.
             host: The key of quotas, see godwit.broker.session.network_of.
-            certified_user: The user name that a certificate has proved; empty if it has none. None: there is no
-                certificate, or it does not matter.
+            certified_user: The user name that a certificate has proved; empty if it has none. None: without a
+                certificate, or if certificates do not name users.
         """
         connection = MqttConnection(self, transport, address, host, certified_user)
         self.connections[connection] = None

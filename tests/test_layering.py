@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
         f"__init__ install {MACHINES} impairment net archive spark pipeline console",
-        "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
+        "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
     ),
     "sync": ("net", ""),
     "__init__": ("client errors install net spark sync transport wire", ""),  # late: `import godwit` imports no layer

@@ -10,7 +10,7 @@ from tests.mqtt.world import Device, Message, MqttWorld
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
-from godwit.mqtt.packets import Property, Reason
+from godwit.mqtt.packets import PacketType, Property, Reason
 
 CONNACK = b"\x20\x02\x00\x00"
 KEEPS = {Property.SESSION_EXPIRY: 3600}
@@ -679,3 +679,21 @@ def test_a_user_that_a_certificate_has_proved() -> None:
         assert device(user).packets[0][3] == Reason.NOT_AUTHORIZED
     method = {Property.AUTH_METHOD: "SCRAM-SHA-256", Property.AUTH_DATA: b"n,,n=anna,r=x"}
     assert device("anna", values=method).packets[0][3] == Reason.BAD_AUTH_METHOD
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_subscription_that_is_not_stored_is_not_acknowledged(version: int) -> None:
+    world = MqttWorld()
+    device = world.device("d", version, clean=False, values=KEEPS if version == 5 else None)
+    world.hold()
+    assert device.send(client.subscribe(1, ("a", 1), version=version)) == []
+    world.fail()
+    assert [packet[0] >> 4 for packet in device.packets[1:]] == ([PacketType.DISCONNECT] if version == 5 else [])
+    assert device.is_closed
+    device = world.device("d", version, clean=False, values=KEEPS if version == 5 else None)
+    assert device.subscribe(("a", 1)) == [1]
+    world.hold()
+    assert device.send(client.unsubscribe(2, "a", version=version)) == []
+    world.fail()
+    assert device.is_closed
+    assert device.packets[-1][0] >> 4 != PacketType.UNSUBACK

@@ -315,10 +315,11 @@ class SubscriptionRequests:
         table: FilterTable,
         requests: Sequence[FilterRequest],
         reply: Callable[[list[RequestFailure | None]], None],
+        failed: Callable[[str], None],
     ) -> None:
         """Add filters, or replace existing ones. `reply` gets the outcome of each when they are stored.
 
-        Retained messages follow the reply.
+        Retained messages follow the reply. `failed` is called in its place if they could not be stored yet.
         """
         peer = table.peer
         assert peer is not None
@@ -349,7 +350,7 @@ class SubscriptionRequests:
                 self._delivery.send_retained(table, retained)
 
         if must_wait:
-            self._queue.when_stored(peer, answer)
+            self._queue.when_stored(peer, answer, failed)
         else:
             answer()
 
@@ -378,8 +379,14 @@ class SubscriptionRequests:
         if is_missing and settings.policy_of(text) != "open":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {text!r} does not exist")
 
-    def remove_filters(self, table: FilterTable, filters: Sequence[str], reply: Callable[[list[bool]], None]) -> None:
-        """Remove filters. `reply` gets for each whether it existed, when that is stored."""
+    def remove_filters(
+        self,
+        table: FilterTable,
+        filters: Sequence[str],
+        reply: Callable[[list[bool]], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Remove filters. `reply` gets for each whether it existed, when that is stored; see `add_filters`."""
         peer = table.peer
         assert peer is not None
         results = []
@@ -394,7 +401,7 @@ class SubscriptionRequests:
             text = f"{session.name} unsubscribed from {', '.join(removed)}"
             self._effects.append(Notice("unsubscribed", text, session.fields(filters=removed)))
         if removed and self._dirty.filters(table, removed):
-            self._queue.when_stored(peer, lambda: reply(results))
+            self._queue.when_stored(peer, lambda: reply(results), failed)
         else:
             reply(results)
 

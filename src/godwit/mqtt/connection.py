@@ -622,7 +622,7 @@ class MqttConnection(Peer):
             self.write(encode_suback(self.version, packet.packet_id, shown, text[:200] if self.wants_reasons else ""))
             self.check_input()
 
-        self.broker.add_filters(self.table, requests, reply)
+        self.broker.add_filters(self.table, requests, reply, self.handle_storage_error)
 
     def _subscribe_reason(self, failure: RequestFailure) -> int:
         self.notify_refused(failure.code, failure.text)
@@ -636,7 +636,7 @@ class MqttConnection(Peer):
             self.write(encode_unsuback(self.version, packet.packet_id, codes))
             self.check_input()
 
-        self.broker.remove_filters(self.table, packet.filters, reply)
+        self.broker.remove_filters(self.table, packet.filters, reply, self.handle_storage_error)
 
     def _disconnect(self, packet: DisconnectPacket) -> None:
         expiry_s = packet.properties.get(Property.SESSION_EXPIRY)

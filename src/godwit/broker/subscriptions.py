@@ -319,7 +319,7 @@ class SubscriptionRequests:
     ) -> None:
         """Add filters, or replace existing ones. `reply` gets the outcome of each when they are stored.
 
-        Retained messages follow the reply. `failed` is called in its place if they could not be stored yet.
+        Retained messages follow the reply. `failed` is called instead if they could not be stored yet.
         """
         peer = table.peer
         assert peer is not None

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src"
 TOOLS = ROOT / "tools"
 
 CORE = "errors limits wire transport"
-MACHINES = f"{CORE} broker native store server client"
+MACHINES = f"{CORE} broker native mqtt store server client"
 
 # Imports point down. A layer that is not in this table may not exist.
 LAYERS: dict[str, tuple[str, str]] = {
@@ -30,8 +30,9 @@ LAYERS: dict[str, tuple[str, str]] = {
     "transport": ("errors limits wire", "crc32c msgspec"),
     "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
     "native": (f"{CORE} broker", "msgspec"),  # the first protocol that uses these ports
+    "mqtt": ("errors limits wire broker", "msgspec"),  # the second
     "store": (CORE, "apsw crc32c msgspec"),
-    "server": (f"{CORE} broker native store", "msgspec"),  # joins transport, protocols, core and log
+    "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
     "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
@@ -40,7 +41,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
         f"__init__ install {MACHINES} impairment net archive spark pipeline console",
-        "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
+        "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
     ),
     "sync": ("net", ""),
     "__init__": ("client errors install net spark sync transport wire", ""),  # late: `import godwit` imports no layer
@@ -62,7 +63,7 @@ VALUES_IN_CORE = frozenset(("godwit.wire.control.Will",))
 
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
 SANS_IO = [
-    "errors", "limits", "wire", "transport", "broker", "native", "store", "server", "client", "impairment",
+    "errors", "limits", "wire", "transport", "broker", "native", "mqtt", "store", "server", "client", "impairment",
     "godwit_sim",
 ]  # fmt: skip
 IMPURE: dict[str, str] = {

@@ -126,6 +126,18 @@ MAX_EXTENSION_FIELDS: Final = 32
 """*protocol*: keys in the extension of a batch."""
 MAX_EXTENSION_ITEMS: Final = 512
 """*protocol*: values in the extension of a batch, with keys and containers counted."""
+MAX_LIFETIME_US: Final = (2**32 - 1) * 1_000_000
+"""*protocol*: of a message that expires: 2^32 - 1 seconds, the range of MQTT."""
+MAX_HEADERS: Final = 64
+"""*protocol*: of a message."""
+MAX_HEADER_NAME_BYTES: Final = 256
+"""*protocol*: of the name of a header, in UTF-8."""
+MAX_HEADER_VALUE_BYTES: Final = 2 * KIB
+"""*protocol*: of the value of a header, in UTF-8."""
+MAX_CONTENT_TYPE_BYTES: Final = 256
+"""*protocol*: of the content type of a message, in UTF-8."""
+MAX_CORRELATION_BYTES: Final = 1 * KIB
+"""*protocol*: of the correlation data of a message."""
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
 MAX_CONTROL_ITEMS: Final = 20_000
@@ -275,6 +287,7 @@ assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES
 assert MAX_TOPICS < MAX_TOPIC_NODES
 assert MAX_WILL_BYTES < MAX_CONTROL_RECORD_BYTES
 assert (MAX_WILL_BYTES + 4 * KIB) * (BASE_DATAGRAM_BYTES + PIECE_COST_BYTES) // BASE_DATAGRAM_BYTES < UNADMITTED_BYTES
+assert 2 * MAX_HEADERS + 16 < MAX_EXTENSION_ITEMS
 assert LOGIN_GRACE_S < LOGIN_TIMEOUT_S
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_WORK_RECORD_BYTES <= MAX_RECORD_BYTES

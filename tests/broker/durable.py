@@ -20,6 +20,7 @@ from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, StoredState
 
 FULL = "the disk is full: make room"
+_OF_SESSIONS = ("session", "feed", "filter", "packet")
 
 
 class KeepingStore(MemoryStore):
@@ -81,13 +82,32 @@ class KeepingStore(MemoryStore):
             case ch.SessionRow(name=name):
                 kept["session", name] = change
             case ch.SessionDeleted(name=name):
-                for key in [key for key in kept if key[0] in ("session", "feed") and key[1] == name]:
+                for key in [key for key in kept if key[0] in _OF_SESSIONS and key[1] == name]:
                     del kept[key]
             case ch.SubscriptionRow(session=session, filters=filters, cursor=cursor):
                 assert ("session", session) in kept
                 kept["feed", session, filters, cursor] = change
             case ch.SubscriptionDeleted(session=session, filters=filters, cursor=cursor):
                 kept.pop(("feed", session, filters, cursor), None)
+                for key in [key for key in kept if key[0] in ("filter", "packet") and key[1] == session]:
+                    if not filters:
+                        del kept[key]
+            case _:
+                self._fold_more(change)
+
+    def _fold_more(self, change: Change) -> None:
+        kept = self.kept
+        match change:
+            case ch.FilterRow(session=session, filter=text):
+                assert ("feed", session, (), None) in kept
+                kept["filter", session, text] = change
+            case ch.FilterDeleted(session=session, filter=text):
+                kept.pop(("filter", session, text), None)
+            case ch.PacketRow(session=session, is_outgoing=is_outgoing, number=number):
+                assert ("feed", session, (), None) in kept
+                kept["packet", session, is_outgoing, number] = change
+            case ch.PacketDeleted(session=session, is_outgoing=is_outgoing, number=number):
+                kept.pop(("packet", session, is_outgoing, number), None)
             case ch.IdentityRow(owner=owner, publisher=publisher, topic=topic):
                 kept["identity", owner, publisher, topic] = change
             case ch.IdentityDeleted(owner=owner, publisher=publisher, topic=topic):
@@ -127,6 +147,8 @@ class KeepingStore(MemoryStore):
             retained=list(self.of("retained").values()),
             sessions=list(self.of("session").values()),
             subscriptions=list(self.of("feed").values()),
+            filters=list(self.of("filter").values()),
+            packets=list(self.of("packet").values()),
             identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
             queries=sorted(self.of("query").values(), key=lambda kept: kept.last_us),
             next_job=self.kept[("next_job",)].job if ("next_job",) in self.kept else 1,

@@ -43,6 +43,7 @@ def test_a_short_run() -> None:
     assert last.phase == "done"
     assert last.rooms.sent == last.seen.received > 500
     assert len(last.seen.retained) == len(last.rooms.rooms) == 5
+    assert last.rooms.mqtt_rooms == 1
     assert len(last.moved_at_s) == 1
     assert last.work.is_complete
     assert last.work.done == last.work.submitted > 5

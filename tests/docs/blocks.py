@@ -145,7 +145,8 @@ class Session:
         if self._broker is not None:
             self._end(self._broker, 0)
             self._running.remove(self._broker)
-        command = f"{command.partition('#')[0].strip()} --listen {self.address}"
+        command = command.partition("#")[0].strip().replace("127.0.0.1:1883", "127.0.0.1:0")
+        command = f"{command} --listen {self.address}"
         self._broker = self._popen(["bash", "-c", f"exec {command}"])
         assert self._broker.stdout is not None
         for line in self._broker.stdout:

@@ -27,6 +27,7 @@ ELSEWHERE: Final = {
     ("docs/DECODERS.md", "python"): "tests/spark/test_docs.py",
     ("docs/DECODERS.md", "toml"): "tests/spark/test_docs.py",
     ("docs/SPARK.md", "python"): "tests/spark/test_docs.py",
+    ("docs/guides/mqtt.md", "python"): "tests/net/test_mqtt.py",
     ("docs/PROTOCOL.md", "tested by the wire format"): "tests/wire/test_protocol_examples.py",
 }
 """Blocks that tests of their own subject run."""
@@ -47,6 +48,7 @@ SESSIONS: Final[dict[str, tuple[str, ...]]] = {
     "docs/guides/devices.md": ("godwit pub plant/press-7/status online --retain",),
     "docs/guides/files.md": ("echo report > report.pdf",),
     "docs/guides/jobs.md": ("echo picture > photo.png",),
+    "docs/guides/mqtt.md": (),
     "docs/guides/operations.md": ("echo 'sys_interval_s = 5' > broker.toml",),
     "docs/guides/security.md": (),
 }

@@ -14,7 +14,8 @@ from godwit.broker.access import Access
 from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
-from godwit.server.configuration import ArchiveSection, Configuration, load_configuration
+from godwit.mqtt.connection import MqttSettings
+from godwit.server.configuration import ArchiveSection, Configuration, MqttSection, load_configuration
 from godwit.store.retention import RetentionRule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
@@ -453,3 +454,43 @@ def test_errors_name_the_key_and_repeat_no_secret(text: str, complaint: str) -> 
 def test_errors_name_the_line(text: str, line: int) -> None:
     with pytest.raises(ConfigurationError, match=rf"^line {line}: "):
         load(text)
+
+
+# -- MQTT -------------------------------------------------------------------------------------------------------------
+
+
+def test_mqtt_listeners() -> None:
+    assert load("").mqtt is None
+    found = load('[mqtt]\nlisten = ["127.0.0.1:1883", "ws://h/x"]\nreceive_maximum = 7\nlog_qos_0 = true').mqtt
+    assert found == MqttSection(
+        listen=("127.0.0.1:1883", "ws://h/x"), settings=MqttSettings(receive_maximum=7, log_qos_0=True)
+    )
+    text = '[mqtt]\nlisten = ["tls://h"]\ncertificate = "a.crt"\nkey = "a.key"\nclient_ca = "ca.crt"'
+    section = load_configuration(text, read_secret=read_secret, folder=Path("/etc/godwit")).mqtt
+    assert section is not None
+    assert (section.certificate, section.key) == (Path("/etc/godwit/a.crt"), Path("/etc/godwit/a.key"))
+    assert section.client_ca == Path("/etc/godwit/ca.crt")
+
+
+def test_the_example_shows_the_defaults_of_mqtt() -> None:
+    section = load(EXAMPLE.read_text(encoding="utf-8")).mqtt
+    assert section == MqttSection(listen=("127.0.0.1:1883",))
+    keys = set(tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))["mqtt"])
+    assert keys == {"listen", *MqttSettings.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "mqtt.listen is missing"),
+        ("listen = []", "mqtt.listen is empty"),
+        ('listen = ["h"]\nkey = "k"', "mqtt has only one of certificate and key"),
+        ('listen = ["tls://h"]', "mqtt.listen has an address with TLS"),
+        ('listen = ["h"]\nuser_from_certificate = true', "mqtt.user_from_certificate needs client_ca"),
+        ('listen = ["h"]\nresponse_information = "a/#"', "mqtt.response_information is not the beginning of a topic"),
+        ('listen = ["h"]\nreceive_maximum = 0', "mqtt.receive_maximum is 0: it must lie between 1 and 65535"),
+        ('listen = ["h"]\nspeed = 1', "speed"),
+    ],
+)
+def test_what_is_wrong_in_the_section_of_mqtt_is_named(text: str, complaint: str) -> None:
+    assert complaint in complaint_of(f"[mqtt]\n{text}")

@@ -127,8 +127,13 @@ class LineProtocol:
             for line in lines:
                 connection.handle(line, now_us)
 
+    @property
+    def has_input(self) -> bool:
+        return any(connection.lines for connection in self.connections)
+
     def flush(self) -> None: ...
     def close(self, now: float) -> None: ...
+    def next_timer_us(self) -> int | None: ...
 
     def connect(self) -> LineConnection:
         connection = LineConnection(self.world.server.broker, len(self.connections) + 1)

@@ -33,12 +33,16 @@ from godwit.store.state import (
 )
 from godwit.wire.changes import (
     Change,
+    FilterDeleted,
+    FilterRow,
     IdentityDeleted,
     IdentityRow,
     JobDeleted,
     JobPayloadRow,
     JobRow,
     NextJobRow,
+    PacketDeleted,
+    PacketRow,
     QueryDeleted,
     QueryRow,
     RetainedRow,
@@ -105,6 +109,11 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(SubscriptionRow, NAMES, FILTERS, CURSORS, NUMBERS, NUMBERS),
     st.builds(SubscriptionRow, NAMES, FILTERS, CURSORS, NUMBERS, NUMBERS, quiet_from=NUMBERS, is_settled=st.booleans()),
     st.builds(SubscriptionDeleted, NAMES, FILTERS, CURSORS),
+    st.builds(SubscriptionDeleted, NAMES, st.just(()), st.none()),
+    st.builds(FilterRow, NAMES, NAMES, NUMBERS, st.none() | NUMBERS, NUMBERS, NUMBERS),
+    st.builds(FilterDeleted, NAMES, NAMES),
+    st.builds(PacketRow, NAMES, st.booleans(), NUMBERS),
+    st.builds(PacketDeleted, NAMES, st.booleans(), NUMBERS),
     st.builds(IdentityRow, NAMES, NAMES, NAMES, NUMBERS, NUMBERS, NUMBERS),
     st.builds(IdentityDeleted, NAMES, NAMES, NAMES),
     st.builds(QueryRow, NAMES, NUMBERS, NUMBERS),
@@ -131,6 +140,8 @@ class Model:
         self.retained: dict[str, RetainedRow] = {}
         self.sessions: dict[str, SessionRow] = {}
         self.subscriptions: dict[tuple[str, tuple[str, ...], str | None], SubscriptionRow] = {}
+        self.filters: dict[tuple[str, str], FilterRow] = {}
+        self.packets: dict[tuple[str, bool, int], PacketRow] = {}
         self.identities: dict[tuple[str, str, str], IdentityRow] = {}
         self.queries: dict[str, QueryRow] = {}
         self.next_job = 1
@@ -156,10 +167,13 @@ class Model:
                     self.subscriptions = {
                         key: feed for key, feed in self.subscriptions.items() if feed.session != change.name
                     }
+                    self._end_table(change.name)
                 case SubscriptionRow():
                     self.subscriptions[change.session, change.filters, change.cursor] = change
                 case SubscriptionDeleted():
                     self.subscriptions.pop((change.session, change.filters, change.cursor), None)
+                    if not change.filters:
+                        self._end_table(change.session)
                 case IdentityRow():
                     self.identities[change.owner, change.publisher, change.topic] = change
                 case IdentityDeleted():
@@ -167,8 +181,20 @@ class Model:
                 case _:
                     self._apply_more(change)
 
+    def _end_table(self, session: str) -> None:
+        self.filters = {key: row for key, row in self.filters.items() if row.session != session}
+        self.packets = {key: row for key, row in self.packets.items() if row.session != session}
+
     def _apply_more(self, change: Change) -> None:
         match change:
+            case FilterRow():
+                self.filters[change.session, change.filter] = change
+            case FilterDeleted():
+                self.filters.pop((change.session, change.filter), None)
+            case PacketRow():
+                self.packets[change.session, change.is_outgoing, change.number] = change
+            case PacketDeleted():
+                self.packets.pop((change.session, change.is_outgoing, change.number), None)
             case QueryRow():
                 self.queries[change.query] = change
             case QueryDeleted():
@@ -191,6 +217,8 @@ class Model:
         assert {kept.topic: kept for kept in state.retained} == self.retained
         assert {kept.name: kept for kept in state.sessions} == self.sessions
         assert {(kept.session, kept.filters, kept.cursor): kept for kept in state.subscriptions} == self.subscriptions
+        assert {(row.session, row.filter): row for row in state.filters} == self.filters
+        assert {(row.session, row.is_outgoing, row.number): row for row in state.packets} == self.packets
         assert {(kept.owner, kept.publisher, kept.topic): kept for kept in state.identities} == self.identities
         assert {kept.query: kept for kept in state.queries} == self.queries
         assert [kept.last_us for kept in state.queries] == sorted(kept.last_us for kept in state.queries)

@@ -16,6 +16,7 @@ from crc32c import crc32c
 from godwit.wire import packet as f
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
 from godwit.wire.control import ControlMessage, encode_control, encode_in_band
+from godwit.wire.extension import Properties, encode_properties
 from godwit.wire.packet import OVERHEAD_BYTES, Frame, encode_frame, encode_packet
 from godwit.wire.parameters import Parameters, encode_parameters
 from godwit.wire.work import FromBroker, FromClient, encode_group
@@ -96,6 +97,15 @@ def to_batch(described: dict[str, Any]) -> Batch:
     return Batch(**fields)
 
 
+def to_properties(described: dict[str, Any]) -> Properties:
+    fields = dict(described)
+    if "headers" in fields:
+        fields["headers"] = tuple(tuple(pair) for pair in fields["headers"])
+    if "correlation" in fields:
+        fields["correlation"] = to_bytes(fields["correlation"])
+    return Properties(**fields)
+
+
 def to_parameters(described: dict[str, Any]) -> Parameters:
     return Parameters(**dict(described, application=to_bytes(described["application"])))
 
@@ -165,6 +175,7 @@ ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "group": lambda described: encode_group(*to_group(described)),
     "in-band": lambda described: encode_in_band(to_control(described)),
     "file": lambda described: cbor2.dumps({"file": to_plain(described)}),
+    "properties": lambda described: encode_properties(to_properties(described)),
     "parameters": lambda described: encode_parameters(to_parameters(described)),
     "checksum": lambda described: struct.pack("<I", crc32c(to_bytes(described["of"]))),
 }

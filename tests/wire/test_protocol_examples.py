@@ -23,6 +23,7 @@ from tests.wire.protocol_page import (
     to_group,
     to_parameters,
     to_plain,
+    to_properties,
 )
 
 from godwit.broker.topics import FilterTrie, TopicTree, check_filter, check_topic
@@ -48,7 +49,7 @@ from godwit.wire.control import (
     make_proof,
 )
 from godwit.wire.control_base import Code
-from godwit.wire.extension import decode_extension, encode_extension
+from godwit.wire.extension import check_properties, decode_extension, decode_properties, encode_extension
 from godwit.wire.filters import matches
 from godwit.wire.packet import Frame, decode_frames, decode_packet, encode_frame, expand_number
 from godwit.wire.parameters import decode_parameters
@@ -162,7 +163,7 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
         case "ignores-unknown-fields":
             assert decode_control(data) == to_control(value)
             return
-        case "checksum":
+        case "checksum" | "properties":
             pass
         case _ if kind in DERIVATIONS:
             assert derive(kind, value) == data
@@ -171,6 +172,12 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
         case _:
             pytest.fail(f"an example of an unknown kind: {kind}")
     assert ENCODERS[kind](value) == data
+
+
+@pytest.mark.parametrize("name", [name for name, (_, described) in VECTORS.items() if "properties" in described])
+def test_the_properties(name: str) -> None:
+    data, described = VECTORS[name]
+    assert check_properties(data) == decode_properties(data) == to_properties(described["properties"])
 
 
 @pytest.mark.parametrize(("data", "described"), DATA_FRAMES)
@@ -258,7 +265,7 @@ def test_every_group_has_an_example() -> None:
 
 
 def test_everything_else_has_an_example() -> None:
-    for kind in ("packet", "parameters", "checksum", "file", "extension", *DERIVATIONS):
+    for kind in ("packet", "parameters", "checksum", "file", "extension", "properties", *DERIVATIONS):
         assert described_as(kind), kind
     assert len(NUMBERS) >= 8
     assert len(VECTORS) >= 50

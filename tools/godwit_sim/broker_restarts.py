@@ -16,12 +16,16 @@ import msgspec
 from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
+    FilterDeleted,
+    FilterRow,
     IdentityDeleted,
     IdentityRow,
     JobDeleted,
     JobPayloadRow,
     JobRow,
     NextJobRow,
+    PacketDeleted,
+    PacketRow,
     QueryDeleted,
     QueryRow,
     RetainedRow,
@@ -45,10 +49,14 @@ SubscriptionKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
 _GONE: Final[dict[type, str]] = {
     TopicDeleted: "topic",
     SubscriptionDeleted: "feed",
+    FilterDeleted: "filter",
+    PacketDeleted: "packet",
     IdentityDeleted: "identity",
     QueryDeleted: "query",
 }
 """The kind of row that each of these changes deletes; its fields are the key."""
+SESSION_ROWS: Final = ("feed", "filter", "packet")
+"""The kinds of rows that belong to a session; its name follows in the key."""
 JOB_ROWS: Final = ("job", "payload", "task")
 """The kinds of rows that belong to a job; the job's number follows in the key."""
 
@@ -68,7 +76,7 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
                 rows["session", change.name] = change
             case SessionDeleted():
                 rows.pop(("session", change.name), None)
-                for key in [key for key in rows if key[:2] == ("feed", change.name)]:
+                for key in [key for key in rows if key[0] in SESSION_ROWS and key[1] == change.name]:
                     del rows[key]
             case SubscriptionRow():
                 rows["feed", change.session, change.filters, change.cursor] = change
@@ -76,15 +84,29 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
                 rows["identity", change.owner, change.publisher, change.topic] = change
             case QueryRow():
                 rows["query", change.query] = change
-            case TopicDeleted() | SubscriptionDeleted() | IdentityDeleted() | QueryDeleted():
-                rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
             case _:
-                _apply_work(rows, change)
+                _apply_more(rows, change)
     return rows
 
 
-def _apply_work(rows: Rows, change: Change) -> None:
+def _apply_more(rows: Rows, change: Change) -> None:
     match change:
+        case FilterRow():
+            rows["filter", change.session, change.filter] = change
+        case PacketRow():
+            rows["packet", change.session, change.is_outgoing, change.number] = change
+        case (
+            TopicDeleted()
+            | SubscriptionDeleted()
+            | FilterDeleted()
+            | PacketDeleted()
+            | IdentityDeleted()
+            | QueryDeleted()
+        ):
+            rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
+            if isinstance(change, SubscriptionDeleted) and not change.filters:
+                for key in [key for key in rows if key[0] in SESSION_ROWS[1:] and key[1] == change.session]:
+                    del rows[key]
         case NextJobRow():
             rows["next job",] = change
         case JobRow():
@@ -101,8 +123,9 @@ def _apply_work(rows: Rows, change: Change) -> None:
 def rows_of(state: StoredState) -> Rows:
     """Return the rows of the state that a store returns when it is opened."""
     lists: list[Sequence[Change]] = [
-        state.topics, state.retained, state.sessions, state.subscriptions, state.identities, state.queries, state.jobs,
-        state.payloads, state.tasks, [NextJobRow(state.next_job)] if state.next_job > 1 else [],
+        state.topics, state.retained, state.sessions, state.subscriptions, state.filters, state.packets,
+        state.identities, state.queries, state.jobs, state.payloads, state.tasks,
+        [NextJobRow(state.next_job)] if state.next_job > 1 else [],
     ]  # fmt: skip
     return apply({}, [change for changes in lists for change in changes])
 

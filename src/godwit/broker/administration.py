@@ -21,6 +21,7 @@ from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
 from godwit.broker.session import Session
 from godwit.broker.settings import Policy
+from godwit.broker.subscription import FilterTable
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, BadTopicError
@@ -129,7 +130,7 @@ class Administration:
         access = self._catalogue.settings.access
         if name.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
-        if not access.may(session.name, session.is_proved, "create", name):
+        if not access.may(session.principal, session.is_proved, "create", name):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not create topic {name!r}")
         topic = self._catalogue.get(name)
         if topic is not None and (topic.is_created or topic.messages):
@@ -150,7 +151,7 @@ class Administration:
         """Delete a topic that is not in use. The log keeps its messages until retention deletes them."""
         if name.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
-        if not self._catalogue.settings.access.may(session.name, session.is_proved, "create", name):
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "create", name):
             raise RequestFailure(
                 Code.NOT_ALLOWED, f"{session.name} may not delete topic {name!r}: this needs the right to create it"
             )
@@ -197,7 +198,9 @@ class Administration:
 
     def _may_see(self, session: Session, topic: str) -> bool:
         access = self._catalogue.settings.access
-        return any(access.may(session.name, session.is_proved, action, topic) for action in ("subscribe", "publish"))
+        return any(
+            access.may(session.principal, session.is_proved, action, topic) for action in ("subscribe", "publish")
+        )
 
     def _topic_status(self, topic: Topic) -> TopicStatus:
         return TopicStatus(
@@ -213,7 +216,7 @@ class Administration:
 
     def clients(self, session: Session, after: str | None) -> ClientPage:
         """Return a page of the clients, for a client that may kick."""
-        if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick", ""):
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
             raise RequestFailure(
                 Code.NOT_ALLOWED, f"{session.name} may not see who is there: this needs the right to kick"
             )
@@ -229,7 +232,7 @@ class Administration:
 
     def cursors(self, session: Session, client: str | None, after: str | None) -> CursorPage:
         """Return a page of subscriptions, for a client that may kick or asks for its own."""
-        may_kick = self._catalogue.settings.access.may(session.name, session.is_proved, "kick", "")
+        may_kick = self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", "")
         if client != session.name and not may_kick:
             raise RequestFailure(
                 Code.NOT_ALLOWED, f"{session.name} may not see positions of others: this needs the right to kick"
@@ -280,7 +283,7 @@ class Administration:
     def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
         """Remove a client and its session, or (with filters) one of its subscriptions."""
         access = self._catalogue.settings.access
-        if not access.may(session.name, session.is_proved, "kick", ""):
+        if not access.may(session.principal, session.is_proved, "kick", ""):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
         target = self._admission.sessions.get(name)
         if target is None:
@@ -306,7 +309,7 @@ class Administration:
 
     def _kick_subscription(self, session: Session, target: Session, filters: list[str], reason: str) -> None:
         wanted = tuple(sorted(set(filters)))
-        found = [one for (known, _), one in target.subscriptions.items() if known == wanted]
+        found = [one for one in target.subscriptions.values() if one.filters == wanted]
         if not found:
             raise RequestFailure(
                 Code.NOT_SUBSCRIBED,
@@ -325,18 +328,21 @@ class Administration:
 
         Return why the whole connection must be closed, or None. `former`: the rules until now.
         """
-        secret = access.secret_of(session.name)
-        has_proved = session.is_proved and secret == former.secret_of(session.name)
+        secret = access.secret_of(session.principal)
+        has_proved = session.is_proved and secret == former.secret_of(session.principal)
         if not (has_proved if secret is not None else access.allows_anonymous):
             return "the broker's access rules have changed: connect again"
         for publication in list(peer.publications):
             name = publication.topic.name
-            if not access.may(session.name, session.is_proved, "publish", name):
+            if not access.may(session.principal, session.is_proved, "publish", name):
                 self._publications.close(publication)
                 publication.ended(Code.NOT_ALLOWED, f"{session.name} may no longer publish to {name!r}")
         for subscription in list(peer.subscriptions):
+            if isinstance(subscription, FilterTable):
+                self._subscriptions.remove_forbidden(subscription)
+                continue
             filters = subscription.filters
-            if not all(access.may(session.name, session.is_proved, "subscribe", text) for text in filters):
+            if not all(access.may(session.principal, session.is_proved, "subscribe", text) for text in filters):
                 self._subscriptions.remove(subscription, "the broker", "the access rules no longer allow it")
         return None
 

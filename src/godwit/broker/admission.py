@@ -87,12 +87,17 @@ class Admission:
         self._names = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of the times when absent sessions end. Entries of sessions that resumed are skipped."""
+        self._wills: list[tuple[int, int, Session]] = []
+        """A heap of the times when delayed wills are published. Entries of clients that returned are skipped."""
         self._serial = 0
+        self._now_us = 0
+        """The time of the last input."""
 
     # -- logins -------------------------------------------------------------------------------------------------------
 
     def login(self, peer: Peer, credentials: Credentials, welcome: OnWelcome, now_us: int) -> None:
         """Begin or resume a session for a connection. A client that is refused is closed with the reason."""
+        self._now_us = now_us
         peer.login_by_us = None
         try:
             is_proved = self._check(credentials)
@@ -113,7 +118,13 @@ class Admission:
             self._admit(peer, credentials, welcome, session, False, now_us)
             return
         known = self.sessions.get(name)
-        if known is None or known.peer is None or is_proved or known.instance == credentials.instance:
+        try:
+            self._check_principal(credentials, known, is_proved)
+        except RequestFailure as failure:
+            self._refuse(peer, failure)
+            return
+        proves_name = is_proved and credentials.principal in (None, name)
+        if known is None or known.peer is None or proves_name or known.instance == credentials.instance:
             self._enter(Claimant(peer, credentials, welcome), name, is_proved, now_us)
         else:
             self._claim(Claimant(peer, credentials, welcome), name, known.peer, now_us)
@@ -144,7 +155,8 @@ class Admission:
             if former is not None:
                 self._refuse_claimants(name)  # this client has a better right
                 former.close(Code.TAKEN_OVER, f"{name} has connected again, from {peer.address}")
-                self.on_gone(former, now_us, was_expected=is_same, reason="taken over")
+                is_expected = is_same and not credentials.publishes_replaced_will
+                self.on_gone(former, now_us, was_expected=is_expected, reason="taken over")
             elif session.is_awaited and not is_same:
                 self.abandon(session, now_us)  # that run of the client will not return
             session = self.sessions.get(name)  # a session that does not outlive its connection is deleted now
@@ -201,12 +213,16 @@ class Admission:
         session.peer = peer
         session.instance = credentials.instance
         session.is_proved = is_proved
+        session.principal = session.name if credentials.principal is None else credentials.principal
         self.sessions.move(session, "" if is_proved else peer.host)
         expiry_s = min(credentials.session_expiry_s, settings.max_session_expiry_s)
         session.expiry_s = expiry_s if session.is_remembered else 0
         session.ends_at_us = None
         session.is_awaited = False
         session.will = credentials.will
+        session.will_extension = credentials.will_extension
+        session.will_delay_s = credentials.will_delay_s
+        session.will_due_us = None
         peer.session = session
         peer.admit()
         self._jobs.handle_login(session, now_us)
@@ -240,7 +256,7 @@ class Admission:
                 raise RequestFailure(Code.BAD_NAME, str(error)) from None
         is_proved = self._check_proof(credentials)
         if credentials.will is not None:
-            self._check_will(credentials.will, name, is_proved)
+            self._check_will(credentials.will, credentials.principal or name, is_proved)
         return is_proved
 
     def _check_proof(self, credentials: Credentials) -> bool:
@@ -250,6 +266,8 @@ class Admission:
             if not access.allows_anonymous:
                 raise RequestFailure(Code.NOT_ALLOWED, NO_NAME)
             return False
+        if credentials.principal is not None:
+            name = credentials.principal
         secret = access.secret_of(name)
         if secret is None and access.allows_anonymous:
             return False  # without the work of a proof: such a name is admitted anyway
@@ -259,6 +277,25 @@ class Admission:
         if not is_right:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"the proof of the name {name!r} is missing or wrong")
         return True
+
+    def _check_principal(self, credentials: Credentials, known: Session | None, is_proved: bool) -> None:
+        """Raise RequestFailure if the session belongs to another user."""
+        if not credentials.has_principals:
+            return
+        name = credentials.name
+        assert name is not None
+        if credentials.principal not in (None, name) and self._catalogue.settings.access.secret_of(name) is not None:
+            text = f"the name {name!r} is listed with a secret of its own: choose another client identifier"
+            raise RequestFailure(Code.NAME_IN_USE, text)
+        principal = name if credentials.principal is None else credentials.principal
+        if known is not None and known.is_proved and (known.principal != principal or not is_proved):
+            text = f"the session {name!r} belongs to another user: choose another client identifier"
+            raise RequestFailure(Code.NAME_IN_USE, text)
+
+    def change_expiry(self, session: Session, expiry_s: int) -> None:
+        """Change how long a session is kept after its connection has ended."""
+        session.expiry_s = min(expiry_s, self._catalogue.settings.max_session_expiry_s) if session.is_remembered else 0
+        self._dirty.session(session)
 
     def _check_will(self, will: Will, name: str | None, is_proved: bool) -> None:
         try:
@@ -313,15 +350,20 @@ class Admission:
         """The connection has ended. If that is unexpected, the will is published."""
         if not peer.is_open:
             return
+        self._now_us = now_us
         peer.is_open = False
         self._names.leave(peer)
         session = peer.session
         if session is None:
             return
         self._release(peer, session, now_us)
-        will, session.will = session.will, None
-        if will is not None and not was_expected:
-            self._publications.publish_will(session, will, now_us)
+        if was_expected:
+            session.will = None
+        elif session.will_delay_s and session.expiry_s and session.is_remembered:
+            delay_s = min(session.will_delay_s, session.expiry_s)
+            self._delay_will(session, now_us + delay_s * 1_000_000)
+        else:
+            self._publish_will(session, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
@@ -340,6 +382,22 @@ class Admission:
             self._end_at(session, now_us + RESTART_GRACE_US)
         else:
             self.forget(session)
+
+    def _publish_will(self, session: Session, now_us: int) -> None:
+        """Publish the will of a client, if it has one."""
+        will, session.will = session.will, None
+        session.will_due_us = None
+        if will is not None:
+            self._publications.publish_will(session, will, now_us)
+
+    def _delay_will(self, session: Session, due_us: int) -> None:
+        if session.will is not None:
+            session.will_due_us = due_us
+            self._serial += 1
+            heappush(self._wills, (due_us, self._serial, session))
+            if len(self._wills) > 2 * len(self.sessions) + 64:
+                self._wills = [one for one in self._wills if one[2].will_due_us == one[0]]
+                heapify(self._wills)
 
     def _release(self, peer: Peer, session: Session, now_us: int) -> None:
         peer.lookups.clear()
@@ -368,9 +426,7 @@ class Admission:
     def abandon(self, session: Session, now_us: int) -> None:
         """Its client was connected when the broker stopped, and has not returned: it is gone unexpectedly."""
         session.is_awaited = False
-        will, session.will = session.will, None
-        if will is not None:
-            self._publications.publish_will(session, will, now_us)
+        self._publish_will(session, now_us)
         text = f"{session.name} did not come back after the broker's restart"
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
@@ -382,9 +438,14 @@ class Admission:
         session.is_proved = row.is_proved
         session.expiry_s = row.expiry_s
         session.will = row.will
+        session.principal = row.name if row.principal is None else row.principal
+        session.will_extension = row.will_extension
+        session.will_delay_s = row.will_delay_s
         session.is_stored = True
         session.is_awaited = row.ends_at_us is None
         self.sessions[row.name] = session
+        if row.will_due_us is not None:
+            self._delay_will(session, row.will_due_us)
         self._end_at(session, now_us + RESTART_GRACE_US if row.ends_at_us is None else row.ends_at_us)
         return session
 
@@ -398,7 +459,9 @@ class Admission:
         heapify(self._endings)
 
     def forget(self, session: Session) -> None:
-        """Delete a session and its subscriptions."""
+        """Delete a session and its subscriptions. A will that waits for its time is published."""
+        if session.will_due_us is not None:
+            self._publish_will(session, self._now_us)
         for subscription in list(session.subscriptions.values()):
             self._delivery.end(subscription)
         session.subscriptions.clear()
@@ -408,6 +471,12 @@ class Admission:
 
     def expire(self, now_us: int) -> int | None:
         """End expired sessions, and disconnect holders of names that did not answer. Return when the next is due."""
+        self._now_us = now_us
+        while self._wills and self._wills[0][0] <= now_us:
+            due_us, _, session = heappop(self._wills)
+            if session.will_due_us == due_us and self.sessions.get(session.name) is session:
+                self._publish_will(session, now_us)
+                self._dirty.session(session)
         endings = self._endings
         while endings and endings[0][0] <= now_us:
             ends_at_us, _, session = heappop(endings)
@@ -420,7 +489,7 @@ class Admission:
                 self._effects.append(
                     Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
-        next_us = [endings[0][0]] if endings else []
+        next_us = [heap[0][0] for heap in (endings, self._wills) if heap]
         while (due := self._names.first_due()) is not None:
             name, until_us = due
             if until_us > now_us:

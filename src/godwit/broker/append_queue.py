@@ -231,6 +231,9 @@ class AppendQueue:
         if sealed.dirty is not None and sealed.dirty.unsettled:
             # Stored was the end of the log before the append: now it is known where their messages are.
             self._dirty.moved.update(dict.fromkeys(sealed.dirty.unsettled))
+        if sealed.dirty is not None and sealed.dirty.passed:
+            for numbers, offset in sealed.dirty.passed:
+                numbers.released.pop(offset, None)
         for row in sealed.identities:
             self._identities.on_stored((row.owner, row.publisher, row.topic), row.epoch, row.next_sequence)
         for topic, version in sealed.retaining:

@@ -95,14 +95,13 @@ class Broker:
         self.administration = Administration(
             catalogue, delivery, identities, publications, subscriptions, admission, jobs, effects
         )
-        self.lists = ListQueue()
-        self.deferred_credit = DeferredCredit()
+        self.lists, self.deferred_credit = ListQueue(), DeferredCredit()
         if state is not None:
             self._restore(state, now_us)
-        self._started_us = now_us
-        self._broker_number = numbers.number(BROKER_NAME)
+        self._started_us, self._broker_number = now_us, numbers.number(BROKER_NAME)
         self._published_figures: dict[str, str] = {}
         self._figure_sources: list[Callable[[], Mapping[str, int]]] = []
+        self._figure_topics: dict[str, tuple[str, str]] = {}
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Committed: queue.on_committed,
             Failed: queue.on_failed,
@@ -120,6 +119,15 @@ class Broker:
         self.subscribe = subscriptions.subscribe
         self.unsubscribe = subscriptions.unsubscribe
         self.commit = subscriptions.commit
+        self.open_table = subscriptions.open_table
+        self.add_filters = subscriptions.add_filters
+        self.remove_filters = subscriptions.remove_filters
+        self.hold_identifier = subscriptions.hold_identifier
+        self.free_identifier = subscriptions.free_identifier
+        self.release = subscriptions.release
+        self.complete = subscriptions.complete
+        self.when_stored = queue.when_stored
+        self.change_expiry = admission.change_expiry
         self.acknowledge = delivery.acknowledge
         self.resume = delivery.resume
         self.handle_alive = admission.on_alive
@@ -139,6 +147,12 @@ class Broker:
             owner = self.sessions.get(row.session)
             if owner is not None:
                 self._subscriptions.restore(owner, row)
+        for filter_row in state.filters:
+            if (owner := self.sessions.get(filter_row.session)) is not None:
+                self._subscriptions.restore_filter(owner, filter_row)
+        for packet_row in state.packets:
+            if (owner := self.sessions.get(packet_row.session)) is not None:
+                self._subscriptions.restore_packet(owner, packet_row)
         self._imports.restore(state.queries)
         self.jobs.restore(state, now_us)
         self._expire_at_us = now_us
@@ -284,6 +298,11 @@ class Broker:
     def settings(self) -> Settings:
         return self._catalogue.settings
 
+    @property
+    def end_offset(self) -> int:
+        """The end of the log, as far as it is committed."""
+        return self._delivery.next_offset
+
     def overrun(self, floor: int) -> list[BrokerSubscription]:
         """Return the connected subscriptions that still need something of the log below this offset."""
         return self._delivery.overrun(floor)
@@ -303,6 +322,10 @@ class Broker:
     def add_figures(self, source: Callable[[], Mapping[str, int]]) -> None:
         """Publish further figures on `$sys`: those that `source` returns, each time the figures are collected."""
         self._figure_sources.append(source)
+
+    def publish_figures_as(self, topics: Mapping[str, tuple[str, str]]) -> None:
+        """Publish figures on further topics: by name, the topic and the text around the figure, as `{} seconds`."""
+        self._figure_topics.update(topics)
 
     def figures(self) -> dict[str, int | str]:
         """Return the figures that are published under `$sys/`."""
@@ -333,3 +356,8 @@ class Broker:
                 self._published_figures[name] = text
                 topic = self._catalogue.own(f"$sys/{name}")
                 self._publications.publish_figure(topic, text.encode(), self._broker_number, BROKER_NAME, now_us)
+                if name in self._figure_topics:
+                    other, form = self._figure_topics[name]
+                    data = form.format(text).encode()
+                    topic = self._catalogue.own(other)
+                    self._publications.publish_figure(topic, data, self._broker_number, BROKER_NAME, now_us)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -9,7 +10,17 @@ from godwit.broker.catalogue import Catalogue, PublisherNumbers, Topic
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Found, Losing, Read
 from godwit.broker.ports import READ_BYTES, Outbound, OutboundBatch, Peer
-from godwit.broker.subscription import BrokerSubscription, QuietSubscriptions, late_subscriptions, lose
+from godwit.broker.subscription import (
+    EVERYWHERE,
+    BrokerSubscription,
+    FilterTable,
+    QuietSubscriptions,
+    RetainedRequest,
+    Span,
+    TableFilter,
+    late_subscriptions,
+    lose,
+)
 from godwit.broker.topics import FilterTrie
 from godwit.wire.batch import RETAIN, Entry, without_first
 from godwit.wire.filters import is_pattern, matches
@@ -120,14 +131,53 @@ class Delivery:
         subscription.position = offset
         peer.subscriptions[subscription] = None
         outbound.begin(offset)
-        subscription.retained_before = self._catalogue.retained_version
+        filters = subscription.filters
+        version = self._catalogue.retained_version
         subscription.retained_pending = (
-            [(index, "") for index in range(len(subscription.filters))] if with_retained else []
+            [RetainedRequest(text, filters[:index], version, offset) for index, text in enumerate(filters)]
+            if with_retained
+            else []
         )
         self._fall_behind(subscription, peer)
         self._needed_bound = min(self._needed_bound, offset)
         self._advance(subscription, peer)
         self.quiet.offer(subscription)
+
+    def add_filter(self, subscription: FilterTable, one: TableFilter) -> None:
+        """Add a filter to a table, or replace it."""
+        former = subscription.table.get(one.text)
+        if former is None or former.until is not None:
+            self._generation += 1
+            self._trie.add(one.text, subscription)
+        subscription.put(one)
+
+    def remove_filter(self, subscription: FilterTable, text: str) -> None:
+        """Remove a filter from a table. Messages that were sent because of it are completed."""
+        one = subscription.table[text]
+        if one.until is None:
+            self._generation += 1
+            self._trie.remove(text, subscription)
+        if subscription.done_below(self.next_offset) >= subscription.sent_below or one.since >= subscription.sent_below:
+            subscription.discard(text)
+        else:
+            one.until = subscription.sent_below
+            subscription.put(one)
+
+    def retained_request(self, text: str) -> RetainedRequest:
+        """Return a request for the retained messages that match a filter now."""
+        return RetainedRequest(text, (), self._catalogue.retained_version, self.next_offset)
+
+    def send_retained(self, subscription: BrokerSubscription, requests: Sequence[RetainedRequest]) -> None:
+        """Send retained messages to a connected subscription, between the messages of the log."""
+        peer = subscription.peer
+        if peer is None or not requests:
+            return
+        subscription.retained_pending[:0] = reversed(requests)
+        if subscription.is_live:
+            subscription.position = self.next_offset
+            self._fall_behind(subscription, peer)
+            self._needed_bound = min(self._needed_bound, self.next_offset)
+        self._advance(subscription, peer)
 
     def detach(self, subscription: BrokerSubscription) -> None:
         """The client is disconnected; the subscription remains as long as its session."""
@@ -455,7 +505,7 @@ class Delivery:
         # The log may have more by now than has been forwarded to live subscriptions.
         end_offset = min(found.next_offset, self.next_offset)
         damaged = found.damaged[::-1]
-        matching: dict[str, bool] = {}
+        matching: dict[str, Sequence[Span]] = {}
         if subscription.lost:
             self._report_gap(subscription)
         for offset, entry in found.entries:
@@ -468,10 +518,12 @@ class Delivery:
                 _pass_damage(subscription, *damaged.pop())
             _pass_hole(subscription, offset)
             if entry.topic not in matching:
-                if len(matching) * len(subscription.filters) > MATCHES_PER_TURN:
+                if len(matching) * subscription.match_steps > MATCHES_PER_TURN:
                     return
-                matching[entry.topic] = subscription.matches(entry.topic)
-            if matching[entry.topic] and not self._send_entry(subscription, peer, offset, entry):
+                matching[entry.topic] = subscription.spans(entry.topic)
+            spans = matching[entry.topic]
+            is_wanted = spans is EVERYWHERE or any(first <= offset < stop for first, stop in spans)
+            if is_wanted and not self._send_entry(subscription, peer, offset, entry):
                 return
             subscription.position = end
         while damaged and damaged[-1][0] < end_offset:
@@ -528,35 +580,30 @@ class Delivery:
         pending = subscription.retained_pending
         left = RETAINED_PER_TURN
         steps = MATCHES_PER_TURN
-        filters = subscription.filters
         while pending:
-            index, after = pending.pop()
-            for position, topic in self._catalogue.with_retained(filters[index], after):
+            request = pending.pop()
+            excluded = request.excluded
+            for position, topic in self._catalogue.with_retained(request.filter, request.after):
                 if left == 0 or steps <= 0:
-                    pending.append((index, after))
+                    pending.append(request)
                     return
                 steps -= 1
                 message = topic.retained if topic is not None else None
                 if topic is not None and message is not None:
-                    steps -= index
-                    if self._is_for_retained(subscription, index, topic.name) and (
-                        message.version <= subscription.retained_before
-                        and not (message.qos and message.offset >= subscription.position)
-                    ):  # else it is newer than the subscription: it came live, or comes from the log
+                    steps -= len(excluded)
+                    if not any(matches(pattern, topic.name) for pattern in excluded) and (
+                        message.version <= request.version and not (message.qos and message.offset >= request.below)
+                    ):  # else it is newer than the request: it came live, or comes from the log
                         entry = message.entry(topic.name)
                         start = subscription.position
                         if not self._put(subscription, peer, topic, entry, entry.flags, message.offset, start):
-                            pending.append((index, after))
+                            pending.append(request)
                             subscription.is_full = True
                             return
                         if not subscription.sent:  # it has not everything until this is acknowledged
                             subscription.sent.append([start, start])
                         left -= 1
-                after = position
-
-    def _is_for_retained(self, subscription: BrokerSubscription, index: int, topic: str) -> bool:
-        """Return whether a retained message is sent for this filter: none of the filters before it matches too."""
-        return not any(matches(pattern, topic) for pattern in subscription.filters[:index])
+                request.after = position
 
     # -- messages that are deleted from the log -----------------------------------------------------------------------
 

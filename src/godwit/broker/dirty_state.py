@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from godwit.broker.jobs.job_table import DirtyJobs
 from godwit.wire.changes import (
     Change,
+    FilterDeleted,
+    FilterRow,
     IdentityDeleted,
     IdentityRow,
+    PacketDeleted,
+    PacketRow,
     QueryDeleted,
     QueryRow,
     RetainedRow,
@@ -35,10 +39,13 @@ if TYPE_CHECKING:
     from godwit.broker.identities import PublisherKey, PublisherProgress
     from godwit.broker.jobs.model import Job, JobTask
     from godwit.broker.session import Session
-    from godwit.broker.subscription import BrokerSubscription
+    from godwit.broker.subscription import BrokerSubscription, FilterTable, PacketNumbers
 
 SAVED_AT_ONCE: Final = 1000
 """How many of the objects that change all the time are saved with one append, to bound its length."""
+
+TABLE_KEY: Final[tuple[tuple[str, ...], str | None]] = ((), None)
+"""The key of a FilterTable among the subscriptions of its session."""
 
 T = TypeVar("T")
 
@@ -47,7 +54,8 @@ class DirtySet:
     """The marked objects of one append."""
 
     __slots__ = (
-        "identities", "jobs", "queries", "retained", "sessions", "subscriptions", "topics", "topics_gone", "unsettled",
+        "filters", "identities", "jobs", "packets", "passed", "queries", "retained", "sessions", "subscriptions",
+        "topics", "topics_gone", "unsettled",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,6 +66,12 @@ class DirtySet:
         """Topics whose retained message changed without a batch in the log."""
         self.sessions: dict[Session, None] = {}
         self.subscriptions: dict[BrokerSubscription, None] = {}
+        self.filters: dict[tuple[FilterTable, str], None] = {}
+        """Filters that were added to a table, changed or removed. The table is in `subscriptions` too."""
+        self.packets: dict[tuple[FilterTable, bool, int], None] = {}
+        """Handshakes of QoS 2 that have begun or ended: whether outgoing, and the number. The table, too."""
+        self.passed: list[tuple[PacketNumbers, int]] = []
+        """Released messages whose deletion is written, because the position is stored behind them."""
         self.unsettled: list[BrokerSubscription] = []
         """Subscriptions that the store had as settled until this append."""
         self.identities: dict[PublisherKey, PublisherProgress | None] = {}
@@ -127,6 +141,20 @@ class DirtyState:
             return False
         self._dirty.subscriptions[subscription] = None
         self.is_marked = True
+        return True
+
+    def filters(self, table: FilterTable, texts: Iterable[str]) -> bool:
+        """Filters were added to a table, changed or removed. Return whether that is stored."""
+        if not self.subscription(table):
+            return False
+        self._dirty.filters.update(((table, text), None) for text in texts)
+        return True
+
+    def packet(self, table: FilterTable, is_outgoing: bool, number: int) -> bool:
+        """A handshake of QoS 2 has begun or ended. Return whether that is stored."""
+        if not self.subscription(table):
+            return False
+        self._dirty.packets[table, is_outgoing, number] = None
         return True
 
     def identity(self, key: PublisherKey, progress: PublisherProgress | None) -> None:
@@ -209,7 +237,9 @@ class DirtyState:
             if current is not None:
                 subscriptions[current] = None
             elif one.is_stored and one.session.name not in gone:
-                changes.append(SubscriptionDeleted(one.session.name, one.filters, one.cursor))
+                changes.append(SubscriptionDeleted(one.session.name, *one.key))
+                if one.key == TABLE_KEY:
+                    cast("FilterTable", one).is_written = False
         for session in sessions:
             if self._is_current(session):
                 session.is_stored = True
@@ -221,26 +251,20 @@ class DirtyState:
                         session.expiry_s,
                         None if session.is_awaited else session.ends_at_us,
                         session.will,
+                        principal=None if session.principal == session.name else session.principal,
+                        will_extension=session.will_extension,
+                        will_delay_s=session.will_delay_s,
+                        will_due_us=session.will_due_us,
                     )
                 )
         for one in subscriptions:
             if self._current(one) is one:
-                if one.is_stored_settled and not one.is_settled:
-                    dirty.unsettled.append(one)
-                one.is_stored = True
-                one.is_stored_settled = one.is_settled
-                resume_at, quiet_from, lost = one.restart_position(end_offset)
-                changes.append(
-                    SubscriptionRow(
-                        one.session.name,
-                        one.filters,
-                        one.cursor,
-                        resume_at,
-                        lost,
-                        quiet_from=quiet_from if quiet_from < resume_at or one.is_settled else None,
-                        is_settled=one.is_settled,
-                    )
-                )
+                table = cast("FilterTable", one) if one.key == TABLE_KEY else None
+                if table is not None and (not table.is_written or one.session.name in gone):
+                    _mark_all(table, dirty)
+                changes.append(_subscription(one, table, dirty, end_offset))
+        changes += [_filter(table, text) for table, text in dirty.filters if self._current(table) is table]
+        changes += [_packet(*key) for key in dirty.packets if self._current(key[0]) is key[0]]
         return changes
 
     def _is_current(self, session: Session) -> bool:
@@ -251,12 +275,18 @@ class DirtyState:
         session = self._sessions.get(subscription.session.name)
         if session is None or not session.outlives_restart or not session.expiry_s:
             return None
-        return session.subscriptions.get((subscription.filters, subscription.cursor))
+        return session.subscriptions.get(subscription.key)
 
     def on_failed(self, dirty: DirtySet) -> None:
         """These changes could not be written, whether they are put back or not."""
         for subscription in dirty.unsettled:
             subscription.is_stored_settled = True
+        for numbers, offset in dirty.passed:
+            if offset in numbers.released:
+                numbers.released[offset] = numbers.DONE
+        for subscription in dirty.subscriptions:
+            if subscription.key == TABLE_KEY:
+                cast("FilterTable", subscription).is_written = False  # perhaps
 
     def put_back(self, dirty: DirtySet) -> None:
         """These changes could not be written: mark them again, except queries."""
@@ -266,6 +296,8 @@ class DirtyState:
         now.retained.update(dirty.retained)
         now.sessions.update(dirty.sessions)
         now.subscriptions.update(dirty.subscriptions)
+        now.filters.update(dirty.filters)
+        now.packets.update(dirty.packets)
         now.identities = dirty.identities | now.identities
         now.jobs.put_back(dirty.jobs)
         self.is_marked = self.is_marked or bool(
@@ -281,6 +313,69 @@ class DirtyState:
 
 def _topic(topic: Topic) -> TopicRow:
     return TopicRow(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
+
+
+def _subscription(
+    one: BrokerSubscription, table: FilterTable | None, dirty: DirtySet, end_offset: int
+) -> SubscriptionRow:
+    """Return the row of a subscription. `table`: the same, if it has one."""
+    if one.is_stored_settled and not one.is_settled:
+        dirty.unsettled.append(one)
+    one.is_stored = True
+    one.is_stored_settled = one.is_settled
+    resume_at, quiet_from, lost = one.restart_position(end_offset)
+    key = one.key
+    if table is not None:
+        _pass(table, resume_at, dirty)
+    return SubscriptionRow(
+        one.session.name,
+        *key,
+        resume_at,
+        lost,
+        quiet_from=quiet_from if quiet_from < resume_at or one.is_settled else None,
+        is_settled=one.is_settled,
+        created_at=0 if table is None else table.created_at,
+        sent_below=0 if table is None else table.numbers.sent_below,
+    )
+
+
+def _mark_all(table: FilterTable, dirty: DirtySet) -> None:
+    """The store may have nothing of this table: everything in it is written."""
+    table.is_written = True
+    dirty.filters.update(((table, text), None) for text in table.table)
+    dirty.packets.update(((table, False, number), None) for number in table.numbers.received)
+    dirty.packets.update(((table, True, offset), None) for offset in table.numbers.released)
+
+
+def _pass(table: FilterTable, resume_at: int, dirty: DirtySet) -> None:
+    """The position is stored: delete what only messages before it needed."""
+    for text in table.passed(resume_at):
+        table.discard(text)
+        table.session.filter_levels -= text.count("/") + 1
+        dirty.filters[table, text] = None
+    numbers = table.numbers
+    done = [offset for offset, state in numbers.released.items() if state == numbers.DONE and offset < resume_at]
+    for offset in done:
+        numbers.released[offset] = numbers.DELETING
+        dirty.passed.append((numbers, offset))
+        dirty.packets[table, True, offset] = None
+
+
+def _filter(table: FilterTable, text: str) -> Change:
+    one = table.table.get(text)
+    name = table.session.name
+    if one is None:
+        return FilterDeleted(name, text)
+    return FilterRow(name, text, one.since, one.until, one.options, one.identifier)
+
+
+def _packet(table: FilterTable, is_outgoing: bool, number: int) -> Change:
+    numbers = table.numbers
+    if is_outgoing:
+        is_there = numbers.released.get(number, numbers.DELETING) != numbers.DELETING
+    else:
+        is_there = number in numbers.received
+    return (PacketRow if is_there else PacketDeleted)(table.session.name, is_outgoing, number)
 
 
 def _retained(topic: Topic) -> RetainedRow:

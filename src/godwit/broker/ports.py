@@ -22,6 +22,11 @@ and calls these functions of godwit.broker.broker.Broker:
     acknowledge(subscription, offset)     the client's application has processed everything below the offset
     resume(peer)                          an Outbound of this peer has room again
     commit, unsubscribe                   move a named cursor; end or pause a subscription
+    open_table(peer, outbound)            the session's one subscription whose filters come and go, see FilterRequest
+    add_filters, remove_filters           change these filters
+    hold_identifier, free_identifier      remember a message of QoS 2 that the client identifies by a number
+    release, complete                     the two steps of a client that receives a message with QoS 2
+    change_expiry(session, expiry_s)      how long the session is kept after the connection has ended
     disconnect(peer, ...)                 the connection has ended
 
 A protocol that serves jobs also derives JobProtocol (godwit.broker.jobs.service) and JobListener
@@ -69,6 +74,12 @@ class Credentials(msgspec.Struct, kw_only=True):
 
     name: str | None = None
     """None: the client has no session, and the broker chooses a name."""
+    principal: str | None = None
+    """A user name, if the protocol has users: `proves` is about the secret of that name, and its rights apply."""
+    has_principals: bool = False
+    """Whether a session belongs to its principal: another one is not admitted to it."""
+    publishes_replaced_will: bool = False
+    """Whether the will of the connection that this one replaces is published."""
     instance: bytes
     """Identifies one run of a client: the same instance may replace its own older connection."""
     session_expiry_s: int = 0
@@ -77,6 +88,10 @@ class Credentials(msgspec.Struct, kw_only=True):
     """Whether to delete the session that may exist under this name."""
     will: Will | None = None
     """Published by the broker if the connection ends unexpectedly."""
+    will_extension: bytes | None = None
+    """Of the batch with the will, see godwit.wire.extension."""
+    will_delay_s: int = 0
+    """The will is published after this time, or with the end of the session, and not if the client returns before."""
 
     def proves(self, secret: bytes) -> bool:
         """Return whether the client knows the secret of its name. Must take the same time for every wrong secret."""
@@ -148,7 +163,7 @@ class Receipt(Protocol):
 class Publication:
     """What one client publishes to one topic. A protocol overrides `ended`; the core fills the attributes."""
 
-    __slots__ = ("epoch", "is_active", "key", "peer", "qos", "session", "topic")
+    __slots__ = ("epoch", "is_active", "is_logged", "key", "peer", "qos", "session", "topic")
 
     topic: Topic
 
@@ -160,6 +175,8 @@ class Publication:
         """With QoS 2: by which its messages are recognized."""
         self.epoch = 0
         self.is_active = False
+        self.is_logged = False
+        """Whether its messages of QoS 0 are logged, whatever the rules for the topic."""
 
     def ended(self, code: Code, text: str) -> None:
         """The client has lost the right to publish here. The core has closed the publication."""
@@ -183,6 +200,17 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether retained messages are sent first, also to a subscription that resumes."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
+
+
+class FilterRequest(msgspec.Struct, frozen=True):
+    """A filter for the table of a session (godwit.broker.subscription.FilterTable)."""
+
+    filter: str
+    options: int = 0
+    """The protocol's own, stored with the filter."""
+    identifier: int = 0
+    retained: Literal["never", "if new", "always"] = "always"
+    """When retained messages are sent."""
 
 
 class SubscribeResult(msgspec.Struct, frozen=True, kw_only=True):

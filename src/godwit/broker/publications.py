@@ -105,18 +105,18 @@ class Publications:
         topic = self._catalogue.get(name)
         if topic is None and settings.policy_of(name) == "explicit":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist: create it first")
-        if not settings.access.may(session.name, session.is_proved, "publish", name):
+        if not settings.access.may(session.principal, session.is_proved, "publish", name):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}")
         if topic is None:
             try:
-                topic = self._catalogue.create(name, creator=session.name)
+                topic = self._catalogue.create(name, creator=session.principal)
             except BadTopicError as error:
                 raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
             except TooManyTopicsError as error:
                 raise RequestFailure(Code.TOO_MANY, str(error)) from None
             text = f"{session.name} created topic {name}"
             self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
-        self._catalogue.attribute(topic, session.name)
+        self._catalogue.attribute(topic, session.principal)
         return topic
 
     def close(self, publication: Publication) -> None:
@@ -176,7 +176,8 @@ class Publications:
         if publication.qos:
             self._fresh.append(Pending(receipt, topic, session.publisher_number, size_bytes, entries))
         else:
-            reached = self._publish_unreliable(topic, session.publisher_number, entries, size_bytes)
+            is_logged = topic.is_logged or publication.is_logged
+            reached = self._publish_unreliable(topic, session.publisher_number, entries, size_bytes, is_logged)
             if receipt is not None:
                 receipt.accepted(reached)
 
@@ -220,12 +221,14 @@ class Publications:
                 fresh.append(without_first(entry, repeated) if repeated else entry)
         return fresh
 
-    def _publish_unreliable(self, topic: Topic, publisher: int, entries: list[Entry], size_bytes: int) -> int:
-        """Forward QoS 0 at once, or through the log if the topic's rule demands it and the log keeps up."""
+    def _publish_unreliable(
+        self, topic: Topic, publisher: int, entries: list[Entry], size_bytes: int, is_logged: bool
+    ) -> int:
+        """Forward QoS 0 at once, or through the log if that is demanded and the log keeps up."""
         queue = self._queue
         if self._dirty.is_durable:
             self._dirty.used[topic] = None
-        if not topic.is_logged:
+        if not is_logged:
             return queue.forward_live(topic, publisher, entries)
         if queue.unreliable_bytes + size_bytes > MAX_UNRELIABLE_WAITING_BYTES:
             self.dropped += sum([entry.count for entry in entries])
@@ -240,17 +243,25 @@ class Publications:
     def publish_will(self, session: Session, will: Will, now_us: int) -> None:
         """Publish a will in the name of its client, if the rules still allow that."""
         settings = self._catalogue.settings
-        if not settings.access.may(session.name, session.is_proved, "publish", will.topic):
+        if not settings.access.may(session.principal, session.is_proved, "publish", will.topic):
             return
         topic = self._catalogue.get(will.topic)
         if topic is None:
             if settings.policy_of(will.topic) == "explicit":
                 return
             try:
-                topic = self._catalogue.create(will.topic, creator=session.name)
+                topic = self._catalogue.create(will.topic, creator=session.principal)
             except TooManyTopicsError:
                 return
-        entry = make_entry(will.topic, session.name, [will.payload], qos=will.qos, retain=will.retain, now_us=now_us)
+        entry = make_entry(
+            will.topic,
+            session.name,
+            [will.payload],
+            qos=will.qos,
+            retain=will.retain,
+            now_us=now_us,
+            extension=session.will_extension,
+        )
         size_bytes = len(will.payload) + WILL_COST_BYTES
         queue = self._queue
         if will.qos and queue.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
@@ -266,7 +277,7 @@ class Publications:
             pending = Pending(None, topic, session.publisher_number, size_bytes, [entry], OnFailure.RETRIED)
             self._fresh.append(pending)
         else:
-            self._publish_unreliable(topic, session.publisher_number, [entry], len(will.payload))
+            self._publish_unreliable(topic, session.publisher_number, [entry], len(will.payload), topic.is_logged)
 
     def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
         """Publish one of the broker's own figures: QoS 0, retained."""

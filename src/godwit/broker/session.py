@@ -58,11 +58,14 @@ class Session:
 
     __slots__ = (
         "ends_at_us", "expiry_s", "filter_levels", "host", "instance", "is_awaited", "is_proved", "is_remembered",
-        "is_stored", "messages_in", "name", "peer", "publisher_number", "subscriptions", "will",
+        "is_stored", "messages_in", "name", "peer", "principal", "publisher_number", "subscriptions", "will",
+        "will_delay_s", "will_due_us", "will_extension",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
         self.name = name
+        self.principal = name
+        """The name whose rights the client has: that of a user, in a protocol that has users."""
         self.publisher_number = publisher_number
         self.is_remembered = is_remembered
         """False for a client without a name of its own."""
@@ -80,6 +83,10 @@ class Session:
         self.peer: Peer | None = None
         """The connection, while there is one."""
         self.will: Will | None = None
+        self.will_extension: bytes | None = None
+        self.will_delay_s = 0
+        self.will_due_us: int | None = None
+        """When the will of a client that is gone is published."""
         self.subscriptions: dict[tuple[tuple[str, ...], str | None], BrokerSubscription] = {}
         """By their filters and cursor's name: the same ones again are the same subscription."""
         self.filter_levels = 0

@@ -7,19 +7,22 @@
 A live subscription gets every batch as it is committed. One that is behind reads the log at the pace of its client, so
 that a slow subscriber costs no more memory than its window.
 
-Also here: quiet subscriptions (QuietSubscriptions), and the count of missed messages when the log deletes its oldest
-batches (lose).
+Also here: a subscription whose filters come and go (FilterTable), quiet subscriptions (QuietSubscriptions), and the
+count of missed messages when the log deletes its oldest batches (lose).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from godwit.broker.dirty_state import SAVED_AT_ONCE, DirtyState
+import msgspec
+
+from godwit.broker.dirty_state import SAVED_AT_ONCE, TABLE_KEY, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
+from godwit.broker.topics import FilterTrie
 from godwit.wire.filters import matches
 from godwit.wire.retention_floors import lost_below
 
@@ -46,6 +49,26 @@ class Lookup:
         self.is_running = False
 
 
+Span: TypeAlias = tuple[int, int]
+"""A range of offsets: first, end."""
+NOWHERE: Final = 2**63
+EVERYWHERE: Final[Sequence[Span]] = ((0, NOWHERE),)
+
+
+class RetainedRequest(msgspec.Struct):
+    """Retained messages that are still to be sent to a subscription."""
+
+    filter: str
+    excluded: Sequence[str]
+    """Messages that match one of these filters are sent for that filter."""
+    version: int
+    """Newer messages came live, or come from the log."""
+    below: int
+    """So do messages of QoS 1 and 2 from this offset on."""
+    after: str = ""
+    """Topics up to this one are done."""
+
+
 class BrokerSubscription:
     """The state of one subscription. Delivery changes it."""
 
@@ -64,7 +87,6 @@ class BrokerSubscription:
         "quiet_from",
         "reading",
         "resume_at",
-        "retained_before",
         "retained_pending",
         "sent",
         "sent_below",
@@ -73,7 +95,6 @@ class BrokerSubscription:
         "thinned_below",
     )  # fmt: skip
 
-    NOWHERE: Final = 2**63
     outbound: Outbound
 
     def __init__(
@@ -115,15 +136,13 @@ class BrokerSubscription:
         is. The append with the next matching message ends this."""
         self.is_stored_settled = False
         """Whether the store may have it as settled."""
-        self.counted_from = self.NOWHERE
+        self.counted_from = NOWHERE
         """Where `lost` begins to count, since it is absent."""
         self.gaps: list[tuple[int, int]] = []
         """Reports of missed messages that are not settled: count, and the offset behind the missed messages. The
         client's acknowledgement settles one; with a named cursor, a commit of the offset."""
-        self.retained_before = 0
-        """Retained messages up to this version are older than the subscription."""
-        self.retained_pending: list[tuple[int, str]] = []
-        """The filters (by index) whose retained messages are still to be sent, and after which topic."""
+        self.retained_pending: list[RetainedRequest] = []
+        """The last one is next."""
         self.lost = 0
         """Messages that were deleted unsent and are not reported yet."""
         self.holes_below = 0
@@ -134,8 +153,22 @@ class BrokerSubscription:
         self.is_stored = False
         """Whether the store has it, so that it outlives a restart."""
 
+    @property
+    def key(self) -> tuple[tuple[str, ...], str | None]:
+        """By which its session knows it."""
+        return self.filters, self.cursor
+
+    @property
+    def match_steps(self) -> int:
+        """What one call of `spans` costs."""
+        return len(self.filters)
+
     def matches(self, topic: str) -> bool:
         return any(matches(pattern, topic) for pattern in self.filters)
+
+    def spans(self, topic: str) -> Sequence[Span]:
+        """Return the ranges of offsets in which messages on this topic are for the subscription."""
+        return EVERYWHERE if self.matches(topic) else ()
 
     def done_below(self, end_offset: int) -> int:
         """Return the offset below which the client has processed everything. `end_offset` is the log's end."""
@@ -188,6 +221,103 @@ class BrokerSubscription:
         else:
             sent.append([offset, end])
         self.sent_below = end
+
+
+class TableFilter(msgspec.Struct):
+    """A filter of a FilterTable."""
+
+    text: str
+    since: int
+    """The end of the log when it was added: messages with smaller offsets do not match."""
+    options: int = 0
+    """The protocol's own."""
+    identifier: int = 0
+    until: int | None = None
+    """It was removed: only messages below this offset match, because they may have been sent."""
+
+
+class PacketNumbers:
+    """Handshakes of QoS 2 with a client whose protocol numbers packets, and what else a reconnect needs to know."""
+
+    __slots__ = ("finished", "not_logged", "received", "released", "sent_below")
+
+    OPEN: Final = 0
+    DONE: Final = 1
+    DELETING: Final = 2
+
+    def __init__(self, sent_below: int) -> None:
+        self.received: dict[int, None] = {}
+        """Identifiers of messages that the client has published and not released."""
+        self.released: dict[int, int] = {}
+        """Offsets of messages that the client has received. OPEN: it has not answered the release. DONE: it has, and
+        the position of the subscription is not stored behind the message. DELETING: that is being stored."""
+        self.finished: set[int] = set()
+        """Offsets from the position on whose messages the client has acknowledged."""
+        self.sent_below = sent_below
+        """Messages below this offset may have been sent before."""
+        self.not_logged: dict[int, Any] = {}
+        """The protocol's own: messages on their way that are not in the log at the position, by packet identifier."""
+
+
+class FilterTable(BrokerSubscription):
+    """The one subscription of a session whose filters come and go, as in MQTT. It has one position for all filters.
+
+    `filters` are the present ones. Removed ones are remembered in the table until the position has passed them.
+    """
+
+    __slots__ = ("_trie", "created_at", "is_written", "numbers", "table", "version")
+
+    def __init__(self, serial: int, session: Session, offset: int, created_at: int) -> None:
+        super().__init__(serial, session, (), None, offset)
+        self.table: dict[str, TableFilter] = {}
+        self._trie: FilterTrie[str] = FilterTrie()
+        """Of all filters in the table."""
+        self.created_at = created_at
+        """The end of the log when the session began."""
+        self.numbers = PacketNumbers(offset)
+        self.is_written = False
+        """Whether the store has its filters and handshakes, apart from marked ones."""
+        self.version = 0
+        """Changes with the filters."""
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], str | None]:
+        return TABLE_KEY
+
+    @property
+    def match_steps(self) -> int:
+        return 1
+
+    def matches(self, topic: str) -> bool:
+        return any(one.until is None for one in self.matching(topic))
+
+    def matching(self, topic: str) -> list[TableFilter]:
+        """Return the filters that match a topic, in the order of their texts, also removed ones."""
+        return [self.table[text] for text in sorted(self._trie.match(topic))]
+
+    def spans(self, topic: str) -> Sequence[Span]:
+        return [(one.since, NOWHERE if one.until is None else one.until) for one in self.matching(topic)]
+
+    def put(self, one: TableFilter) -> None:
+        """Add a filter, or replace it."""
+        if one.text not in self.table:
+            self._trie.add(one.text, one.text)
+        self.table[one.text] = one
+        self._changed()
+
+    def discard(self, text: str) -> None:
+        """Forget a filter."""
+        if self.table.pop(text, None) is not None:
+            self._trie.remove(text, text)
+            self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.filters = tuple(sorted([text for text, one in self.table.items() if one.until is None]))
+
+    def passed(self, offset: int) -> list[str]:
+        """Return the removed filters that are not needed any more when the position is at this offset."""
+        return [text for text, one in self.table.items() if one.until is not None and one.until <= offset]
 
 
 # -- messages that are deleted before they were sent ------------------------------------------------------------------

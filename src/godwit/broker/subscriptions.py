@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.append_queue import AppendQueue
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
 from godwit.broker.delivery import Delivery
-from godwit.broker.dirty_state import DirtyState
+from godwit.broker.dirty_state import TABLE_KEY, DirtyState
 from godwit.broker.effects import Effect, Locate, Located, Notice
-from godwit.broker.ports import Outbound, Peer, RequestFailure, SubscribeReply, SubscribeRequest, SubscribeResult
+from godwit.broker.ports import (
+    FilterRequest,
+    Outbound,
+    Peer,
+    RequestFailure,
+    SubscribeReply,
+    SubscribeRequest,
+    SubscribeResult,
+)
 from godwit.broker.session import Session, check_name
-from godwit.broker.subscription import BrokerSubscription, Lookup
+from godwit.broker.subscription import (
+    BrokerSubscription,
+    FilterTable,
+    Lookup,
+    PacketNumbers,
+    RetainedRequest,
+    TableFilter,
+)
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
-from godwit.wire.changes import SubscriptionRow
+from godwit.wire.changes import FilterRow, PacketRow, SubscriptionRow
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch, same_below
-from godwit.wire.filters import is_pattern, split
+from godwit.wire.filters import RESERVED, is_pattern, split
 
 LOOKUPS_AT_ONCE: Final = 4
 """Per client: starts by time that the log is asked for at once."""
@@ -144,7 +159,13 @@ class SubscriptionRequests:
 
     def restore(self, session: Session, row: SubscriptionRow) -> None:
         """Add a subscription that existed before the broker was restarted."""
-        subscription = self._add(session, row.filters, row.cursor, row.resume_at)
+        subscription: BrokerSubscription
+        if row.filters:
+            subscription = self._add(session, row.filters, row.cursor, row.resume_at)
+        else:
+            subscription = table = self._add_table(session, row.resume_at, row.created_at)
+            # A client that was connected may have been sent anything.
+            table.numbers.sent_below = self._delivery.next_offset if session.is_awaited else row.sent_below
         subscription.lost = row.lost
         subscription.quiet_from = row.resume_at if row.quiet_from is None else row.quiet_from
         subscription.is_stored = True
@@ -209,13 +230,19 @@ class SubscriptionRequests:
     def end(self, subscription: BrokerSubscription) -> None:
         """Delete a subscription."""
         session = subscription.session
-        if session.subscriptions.pop((subscription.filters, subscription.cursor), None) is not None:
+        if session.subscriptions.pop(subscription.key, None) is not None:
             session.filter_levels -= _levels(subscription.filters)
         self._delivery.end(subscription)
         self._dirty.session(session)  # it may have nothing to remember now
 
     def remove(self, subscription: BrokerSubscription, by: str, reason: str) -> None:
-        """Delete a subscription against the will of its client, and notify the client."""
+        """Delete a subscription against the will of its client, and notify the client.
+
+        A table loses its filters and remains, because its session needs it.
+        """
+        if isinstance(subscription, FilterTable):
+            self._drop_filters(subscription, subscription.filters)
+            return
         outbound = subscription.outbound if subscription.peer is not None else None
         self.end(subscription)
         if outbound is not None:
@@ -236,6 +263,215 @@ class SubscriptionRequests:
         self._delivery.quiet.rewind(subscription, reached, self._delivery.next_offset)
         self._dirty.subscription(subscription)
 
+    # -- a subscription whose filters come and go ---------------------------------------------------------------------
+
+    def open_table(self, peer: Peer, outbound: Outbound) -> FilterTable:
+        """Attach the one subscription of the peer's session whose filters come and go; create it if it is new."""
+        session = peer.session
+        assert session is not None
+        end = self._delivery.next_offset
+        table = session.subscriptions.get(TABLE_KEY)
+        is_new = table is None
+        if table is None:
+            table = self._add_table(session, end, end)
+            self._delivery.add(table)
+            self._dirty.session(session)
+            self._dirty.subscription(table)
+        assert isinstance(table, FilterTable)
+        self.remove_forbidden(table)
+        self._delivery.attach(table, peer, outbound, table.resumes_at(end), resumes=not is_new)
+        return table
+
+    def _add_table(self, session: Session, offset: int, created_at: int) -> FilterTable:
+        table = FilterTable(self._next_serial, session, offset, created_at)
+        self._next_serial += 1
+        session.subscriptions[TABLE_KEY] = table
+        return table
+
+    def restore_filter(self, session: Session, row: FilterRow) -> None:
+        """Add a filter that existed before the broker was restarted, after its subscription."""
+        table = session.subscriptions.get(TABLE_KEY)
+        if isinstance(table, FilterTable):
+            one = TableFilter(row.filter, row.since, row.options, row.identifier, row.until)
+            table.is_written = True
+            session.filter_levels += _levels((row.filter,))
+            if row.until is None:
+                self._delivery.add_filter(table, one)
+            else:
+                table.put(one)
+
+    def restore_packet(self, session: Session, row: PacketRow) -> None:
+        """Add a handshake of QoS 2 that had begun before the broker was restarted."""
+        table = session.subscriptions.get(TABLE_KEY)
+        if isinstance(table, FilterTable):
+            table.is_written = True
+            if row.is_outgoing:
+                table.numbers.released[row.number] = PacketNumbers.OPEN
+            else:
+                table.numbers.received[row.number] = None
+
+    def add_filters(
+        self,
+        table: FilterTable,
+        requests: Sequence[FilterRequest],
+        reply: Callable[[list[RequestFailure | None]], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Add filters, or replace existing ones. `reply` gets the outcome of each when they are stored.
+
+        Retained messages follow the reply. `failed` is called instead if they could not be stored yet.
+        """
+        peer = table.peer
+        assert peer is not None
+        results: list[RequestFailure | None] = []
+        retained: list[RetainedRequest] = []
+        for request in requests:
+            try:
+                is_new = self._add_filter(table, request)
+            except RequestFailure as failure:
+                results.append(failure)
+                continue
+            results.append(None)
+            if request.retained == "always" or (is_new and request.retained == "if new"):
+                retained.append(self._delivery.retained_request(request.filter))
+        must_wait = False
+        added = [request.filter for request, failure in zip(requests, results, strict=True) if failure is None]
+        if added:
+            session = table.session
+            # An append under way may have messages for the new filters.
+            self._delivery.quiet.unsettle(table, self._delivery.next_offset)
+            must_wait = self._dirty.filters(table, added)
+            text = f"{session.name} subscribed to {', '.join(added)}"
+            self._effects.append(Notice("subscribed", text, session.fields(filters=added)))
+
+        def answer() -> None:
+            reply(results)
+            if table.peer is peer:
+                self._delivery.send_retained(table, retained)
+
+        if must_wait:
+            self._queue.when_stored(peer, answer, failed)
+        else:
+            answer()
+
+    def _add_filter(self, table: FilterTable, request: FilterRequest) -> bool:
+        """Return whether the filter is new."""
+        session = table.session
+        text = request.filter
+        self._check_filter(session, text)
+        known = table.table.get(text)
+        if known is None:
+            self._require_room(session, (text,))
+            session.filter_levels += _levels((text,))
+        since = self._delivery.next_offset if known is None else known.since
+        self._delivery.add_filter(table, TableFilter(text, since, request.options, request.identifier))
+        return known is None or known.until is not None
+
+    def _check_filter(self, session: Session, text: str) -> None:
+        settings = self._catalogue.settings
+        try:
+            check_filter(text)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        if not settings.access.may(session.principal, session.is_proved, "subscribe", text):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
+        is_missing = not is_pattern(text) and not text.startswith(RESERVED) and self._catalogue.get(text) is None
+        if is_missing and settings.policy_of(text) != "open":
+            raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {text!r} does not exist")
+
+    def remove_filters(
+        self,
+        table: FilterTable,
+        filters: Sequence[str],
+        reply: Callable[[list[bool]], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Remove filters. `reply` gets for each whether it existed, when that is stored; see `add_filters`."""
+        peer = table.peer
+        assert peer is not None
+        results = []
+        for text in filters:
+            one = table.table.get(text)
+            results.append(one is not None and one.until is None)
+            if results[-1]:
+                self._remove_filter(table, text)
+        removed = [text for text, existed in zip(filters, results, strict=True) if existed]
+        if removed:
+            session = table.session
+            text = f"{session.name} unsubscribed from {', '.join(removed)}"
+            self._effects.append(Notice("unsubscribed", text, session.fields(filters=removed)))
+        if removed and self._dirty.filters(table, removed):
+            self._queue.when_stored(peer, lambda: reply(results), failed)
+        else:
+            reply(results)
+
+    def _remove_filter(self, table: FilterTable, text: str) -> None:
+        self._delivery.remove_filter(table, text)
+        if text not in table.table:
+            table.session.filter_levels -= _levels((text,))
+
+    def remove_forbidden(self, table: FilterTable) -> None:
+        """Remove the filters that the access rules do not allow any more."""
+        session = table.session
+        access = self._catalogue.settings.access
+        removed = [
+            text for text in table.filters if not access.may(session.principal, session.is_proved, "subscribe", text)
+        ]
+        self._drop_filters(table, removed)
+
+    def _drop_filters(self, table: FilterTable, filters: Sequence[str]) -> None:
+        """Remove filters at once, also for messages that were sent because of them."""
+        for text in filters:
+            self._delivery.remove_filter(table, text)
+            table.discard(text)
+            table.session.filter_levels -= _levels((text,))
+        if filters:
+            self._dirty.filters(table, filters)
+
+    # -- handshakes of QoS 2 with a client that numbers packets -------------------------------------------------------
+
+    def hold_identifier(self, table: FilterTable, number: int) -> None:
+        """Remember that the client has published a message under this number; stored with the append of the turn."""
+        table.numbers.received[number] = None
+        self._dirty.packet(table, False, number)
+
+    def free_identifier(
+        self, table: FilterTable, number: int, reply: Callable[[], None], failed: Callable[[str], None]
+    ) -> None:
+        """Forget it, because the client will not send the message again.
+
+        `reply` is called when that is stored; `failed` if it could not be stored yet, and must not be reported.
+        """
+        is_changed = table.numbers.received.pop(number, number) is None and self._dirty.packet(table, False, number)
+        if is_changed and table.peer is not None:
+            self._queue.when_stored(table.peer, reply, failed)
+        else:
+            reply()
+
+    def release(
+        self, table: FilterTable, offset: int, reply: Callable[[], None], failed: Callable[[str], None]
+    ) -> None:
+        """The client has received the message of QoS 2 at this offset: it is not sent again.
+
+        `reply` is called when that is stored; `failed` if it could not be stored yet, and must not be reported.
+        """
+        peer = table.peer
+        assert peer is not None
+        table.numbers.released[offset] = PacketNumbers.OPEN
+        if self._dirty.packet(table, True, offset):
+            self._queue.when_stored(peer, reply, failed)
+        else:
+            reply()
+
+    def complete(self, table: FilterTable, offset: int) -> None:
+        """The client has answered the release. Its row is deleted with the position that is stored behind it."""
+        released = table.numbers.released
+        if table.is_stored and self._dirty.is_durable:
+            if offset in released:
+                released[offset] = PacketNumbers.DONE
+        else:
+            released.pop(offset, None)
+
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _check(self, session: Session, request: SubscribeRequest) -> tuple[str, ...]:
@@ -254,7 +490,7 @@ class SubscriptionRequests:
         if request.start is not None and request.since_us is not None:
             raise RequestFailure(Code.MALFORMED, "a start and a time: give one of them")
         for pattern in request.filters:
-            if not access.may(session.name, session.is_proved, "subscribe", pattern):
+            if not access.may(session.principal, session.is_proved, "subscribe", pattern):
                 raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
         return tuple(sorted(set(request.filters)))
 

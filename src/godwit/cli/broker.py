@@ -66,6 +66,14 @@ def broker(
             show_default="host of the first listener, its port plus one",
         ),
     ] = None,
+    mqtt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="TCP address for MQTT clients, also as ws://HOST:PORT/path; may be repeated.",
+            show_default="none, unless the configuration has [mqtt]",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -102,7 +110,8 @@ def broker(
         logging.getLogger("godwit").setLevel(logging.DEBUG)  # GODWIT_LOG has added a handler already
 
     def load() -> Configuration:
-        return with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
+        loaded = with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
+        return with_mqtt(loaded, mqtt or [])
 
     configuration = load()
     notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text", is_quiet=quiet)
@@ -163,6 +172,16 @@ def with_log(configuration: Configuration, *, data: Path | None, memory: bool, a
         is_on = archive != NO_ARCHIVE
         section = replace(section, is_on=is_on, listen=archive if is_on else None)
     return replace(configuration, data=folder, archive=section)
+
+
+def with_mqtt(configuration: Configuration, listen: list[str]) -> Configuration:
+    """Return the configuration with the MQTT addresses of the command line in place of its own."""
+    from godwit.server.configuration import MqttSection
+
+    if not listen:
+        return configuration
+    section = configuration.mqtt or MqttSection(listen=())
+    return replace(configuration, mqtt=replace(section, listen=tuple(listen)))
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------

@@ -305,6 +305,7 @@ class BrokerAddresses(NamedTuple):
 
     address: Address
     archive: str
+    mqtt_port: int
 
 
 def broker_main(connection: Pipe, data: str) -> None:
@@ -316,7 +317,7 @@ async def run_broker(pipe: ParentPipe, data: Path) -> None:
     from godwit.broker.settings import Settings
     from godwit.net.archive_process import missing_archive_packages
     from godwit.net.service import Service
-    from godwit.server.configuration import ArchiveSection, Configuration
+    from godwit.server.configuration import ArchiveSection, Configuration, MqttSection
 
     has_archive = not missing_archive_packages()  # else the demo ends without tables and a report
     configuration = Configuration(
@@ -324,12 +325,14 @@ async def run_broker(pipe: ParentPipe, data: Path) -> None:
         settings=Settings(lease_s=LEASE_S),
         data=data,
         archive=ArchiveSection(is_on=has_archive, listen="127.0.0.1:0"),
+        mqtt=MqttSection(listen=("127.0.0.1:0",)),
     )
     async with Service(configuration) as service:
         while has_archive and not service.archive_url:
             pipe.has_received("")  # exits if the pipe is closed
             await asyncio.sleep(TICK_S)
-        pipe.send(BrokerAddresses(service.addresses[0], service.archive_url))
+        mqtt_port = int(service.mqtt_urls[0].rpartition(":")[2])
+        pipe.send(BrokerAddresses(service.addresses[0], service.archive_url, mqtt_port))
         await pipe.wait_closed()
 
 
@@ -345,6 +348,10 @@ FAULTS_PER_READING: Final = 1 / 4_000
 """Rate of faults of each sensor, which the pipeline then detects."""
 
 
+MQTT_WINDOW: Final = 500
+"""Unconfirmed messages of the room that uses MQTT."""
+
+
 class RoomsReport(msgspec.Struct, frozen=True):
     """The results of the rooms so far."""
 
@@ -355,44 +362,45 @@ class RoomsReport(msgspec.Struct, frozen=True):
     """The longest smoothed round trip of the clients."""
     last_digests: dict[str, str] = {}
     """SHA-256 of the retained messages by topic, once everything is confirmed."""
+    mqtt_rooms: int = 0
+    """Rooms that use MQTT."""
 
     @property
     def sent(self) -> int:
         return sum(room.sent for room in self.rooms)
 
 
-class DemoRoom:
-    """One device: its sensor, its client, and a digest of its published messages."""
+class CountedRoom:
+    """A sensor, and a digest of the messages that were published for it."""
 
-    def __init__(self, sensor: Sensor, client: AsyncClient) -> None:
-        self.client = client
+    def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
-        self._publisher = client.publisher(topic_of(sensor.room), qos=2)
         self._digest = hashlib.sha256()
         self._sent = 0
+        self._topic = topic_of(sensor.room)
 
     async def send(self, count: int) -> None:
+        """Publish up to this many readings."""
         readings = [self._sensor.read() for _ in range(count)]
         payloads = [msgspec.json.encode(reading) for reading in readings if reading is not None]
         for payload in payloads:
-            while True:
-                try:
-                    self._publisher.send(payload)
-                    break
-                except BufferFullError:
-                    await self._publisher.ready()
+            await self._publish(payload)
         self._count(payloads)
 
     async def finish(self) -> tuple[str, str]:
         """Publish one more, retained reading. Return its topic and digest when everything is confirmed."""
-        await self._publisher.flush()
         while (reading := self._sensor.read()) is None:
             pass  # a sensor that skips readings soon continues
         payload = msgspec.json.encode(reading)
-        topic = topic_of(self._sensor.room)
-        await self.client.publish(topic, payload, qos=2, retain=True)
+        await self._publish_last(payload)
         self._count([payload])
-        return topic, hashlib.sha256(payload).hexdigest()
+        return self._topic, hashlib.sha256(payload).hexdigest()
+
+    async def _publish(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    async def _publish_last(self, payload: bytes) -> None:
+        raise NotImplementedError
 
     def _count(self, payloads: list[bytes]) -> None:
         if payloads:
@@ -403,18 +411,88 @@ class DemoRoom:
         return SentRoom(self._sensor.room, self._sent, self._digest.hexdigest())
 
 
-def rooms_main(connection: Pipe, broker: str, seed: int, rate: float) -> None:
-    """Run the rooms' process: connect, publish from `go` to `finish`, and report all the time."""
-    run_child(connection, lambda pipe: run_rooms(pipe, broker, seed, rate))
+class DemoRoom(CountedRoom):
+    """One device: its sensor and its client."""
+
+    def __init__(self, sensor: Sensor, client: AsyncClient) -> None:
+        super().__init__(sensor)
+        self.client = client
+        self._publisher = client.publisher(self._topic, qos=2)
+
+    async def _publish(self, payload: bytes) -> None:
+        while True:
+            try:
+                self._publisher.send(payload)
+                return
+            except BufferFullError:
+                await self._publisher.ready()
+
+    async def _publish_last(self, payload: bytes) -> None:
+        await self._publisher.flush()
+        await self.client.publish(self._topic, payload, qos=2, retain=True)
 
 
-async def run_rooms(pipe: ParentPipe, broker: str, seed: int, rate: float) -> None:
+class MqttRoom(CountedRoom):
+    """A device that speaks MQTT, with paho-mqtt. Its connection is TCP, so the bad network is not between."""
+
+    def __init__(self, sensor: Sensor, port: int) -> None:
+        """Connect to a port of this machine. Raises OSError if that fails."""
+        import paho.mqtt.client as paho
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        super().__init__(sensor)
+        self._confirmed = 0
+        self._published = 0
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, client_id=sensor.room)
+        self._client.max_inflight_messages_set(MQTT_WINDOW)
+        self._client.on_publish = self._on_publish
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+
+    def _on_publish(self, *_: object) -> None:
+        self._confirmed += 1
+
+    async def _publish(self, payload: bytes) -> None:
+        await self._wait_for_room(MQTT_WINDOW)
+        self._published += 1
+        self._client.publish(self._topic, payload, qos=1)
+
+    async def _publish_last(self, payload: bytes) -> None:
+        self._published += 1
+        self._client.publish(self._topic, payload, qos=1, retain=True)
+        await self._wait_for_room(1)
+
+    async def _wait_for_room(self, window: int) -> None:
+        """Wait until fewer messages than this are unconfirmed."""
+        while self._published - self._confirmed >= window:
+            await asyncio.sleep(TICK_S / 4)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+def rooms_main(connection: Pipe, broker: str, seed: int, rate: float, mqtt_port: int | None) -> None:
+    """Run the rooms' process: connect, publish from `go` to `finish`, and report all the time.
+
+    `mqtt_port`: where the last room connects with MQTT; None: it is a native client as the others.
+    """
+    run_child(connection, lambda pipe: run_rooms(pipe, broker, seed, rate, mqtt_port))
+
+
+async def run_rooms(pipe: ParentPipe, broker: str, seed: int, rate: float, mqtt_port: int | None = None) -> None:
     from godwit.net.client import connect
 
     async with AsyncExitStack() as stack:
-        rooms = []
+        rooms: list[CountedRoom] = []
         start_us = time.time_ns() // 1000 - BEFORE_US
         for sensor in sensors(len(ROOMS), seed, start_us=start_us, faults_per_reading=FAULTS_PER_READING):
+            if mqtt_port is not None and len(rooms) == len(ROOMS) - 1:
+                room = MqttRoom(sensor, mqtt_port)
+                stack.callback(room.close)
+                rooms.append(room)
+                continue
             client = await stack.enter_async_context(connect(broker, name=sensor.room))
             rooms.append(DemoRoom(sensor, client))
         pipe.send(_report(rooms, {}))
@@ -425,7 +503,7 @@ async def run_rooms(pipe: ParentPipe, broker: str, seed: int, rate: float) -> No
         await pipe.wait_closed()
 
 
-async def _send(pipe: ParentPipe, rooms: list[DemoRoom], rate: float) -> None:
+async def _send(pipe: ParentPipe, rooms: list[CountedRoom], rate: float) -> None:
     began = time.monotonic()
     turns = 0
     next_report = 0.0
@@ -443,13 +521,14 @@ async def _send(pipe: ParentPipe, rooms: list[DemoRoom], rate: float) -> None:
         await asyncio.sleep(TICK_S)
 
 
-def _report(rooms: list[DemoRoom], digests: dict[str, str]) -> RoomsReport:
-    statistics = [room.client.statistics for room in rooms]
+def _report(rooms: list[CountedRoom], digests: dict[str, str]) -> RoomsReport:
+    statistics = [room.client.statistics for room in rooms if isinstance(room, DemoRoom)]
     return RoomsReport(
         rooms=tuple(room.sent() for room in rooms),
         resent=sum(one.fragments_resent for one in statistics),
         round_trip_s=max(one.round_trip_s for one in statistics),
         last_digests=digests,
+        mqtt_rooms=sum(isinstance(room, MqttRoom) for room in rooms),
     )
 
 

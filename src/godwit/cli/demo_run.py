@@ -4,6 +4,7 @@
                                                                            |
                                                               log, archive - Spark - tables - report, at the end
 
+If paho-mqtt is installed, one of the rooms uses MQTT over TCP, without the bad network.
 Everything is real (sockets, clocks, processes) except the faults of the network, which come from a seed.
 """
 
@@ -196,8 +197,9 @@ class Demo:
             async with Relay.open(("127.0.0.1", 0), addresses.address, impair=self._impair) as relay:
                 relay_address = format_address(relay.address)
                 subscriber = self._start(stack, "subscriber", demo_processes.subscriber_main, relay_address)
+                mqtt_port = addresses.mqtt_port if importlib.util.find_spec("paho") is not None else None
                 rooms = self._start(
-                    stack, "rooms", demo_processes.rooms_main, relay_address, settings.seed, settings.rate
+                    stack, "rooms", demo_processes.rooms_main, relay_address, settings.seed, settings.rate, mqtt_port
                 )
                 controller = self._start(
                     stack, "controller", demo_processes.controller_main, relay_address, settings.seed

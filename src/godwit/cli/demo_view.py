@@ -274,8 +274,9 @@ def summary(snapshot: DemoSnapshot) -> list[Text]:
 def facts(snapshot: DemoSnapshot) -> dict[str, str]:
     """Return the results by title. The terminal and the report show the same."""
     rooms, seen = snapshot.rooms, snapshot.seen
+    over_mqtt = f" ({rooms.mqtt_rooms} with MQTT)" if rooms.mqtt_rooms else ""
     return {
-        "published": f"{rooms.sent:,} messages by {len(rooms.rooms)} clients, all confirmed by the broker",
+        "published": f"{rooms.sent:,} messages by {len(rooms.rooms)} clients{over_mqtt}, all confirmed by the broker",
         "received": f"{seen.received:,} messages, {seen.received_bytes / 1e6:.1f} MB, their numbers and the SHA-256 "
         "of each room checked",
         "lost": f"{seen.missed:,}",

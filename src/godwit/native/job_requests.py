@@ -61,7 +61,7 @@ class JobRequests:
         kinds = tuple(dict.fromkeys(request.kinds))
         for kind in kinds:
             require_valid_kind(kind)
-            if not settings.access.may(session.name, session.is_proved, "work", kind):
+            if not settings.access.may(session.principal, session.is_proved, "work", kind):
                 raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not work on the kind {kind!r}")
         peer = job_peer(link, session, self._effects)
         if len(peer.revokes) > MAX_PENDING_REVOKES:
@@ -116,7 +116,9 @@ class JobRequests:
         """Cancel a job, for its controller or a client with the right to kick."""
         job = self._find(session, request.job)
         name = job_name(session)
-        if job.controller != name and not self._catalogue.settings.access.may(session.name, session.is_proved, "kick"):
+        if job.controller != name and not self._catalogue.settings.access.may(
+            session.principal, session.is_proved, "kick"
+        ):
             raise RequestFailure(
                 Code.NOT_ALLOWED,
                 f"job {job.number} belongs to {job.controller}: only its controller, or a client that may kick, "
@@ -195,7 +197,7 @@ class JobRequests:
 
     def workers(self, session: Session, request: wire.ListWorkers) -> tuple[wire.WorkerList, int]:
         """Return a page of the workers in the order of their names, for a client that may kick, and its cost."""
-        if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick"):
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick"):
             raise RequestFailure(
                 Code.NOT_ALLOWED, f"{session.name} may not list the workers: this needs the right to kick"
             )
@@ -219,7 +221,7 @@ class JobRequests:
         """Return whether a client may receive the changes of a job."""
         access = self._catalogue.settings.access
         return job.controller == job_name(session) or access.may(
-            session.name, session.is_proved, "subscribe", JOBS + job.kind
+            session.principal, session.is_proved, "subscribe", JOBS + job.kind
         )
 
     def _held_jobs(self, session: Session) -> set[Job]:

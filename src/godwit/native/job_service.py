@@ -97,7 +97,7 @@ class NativeJobs(JobProtocol):
         access = self._jobs.catalogue.settings.access
         worker = scheduler.workers.get(peer.name)
         kinds = worker.kinds if worker is not None else ()
-        lost = [kind for kind in kinds if not access.may(session.name, session.is_proved, "work", kind)]
+        lost = [kind for kind in kinds if not access.may(session.principal, session.is_proved, "work", kind)]
         if lost:
             scheduler.remove_kinds(peer.name, lost, now_us)
             text = f"{peer.name} may no longer work on {', '.join(lost)}"

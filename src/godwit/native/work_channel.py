@@ -243,7 +243,7 @@ class WorkReceiver:
         session = peer.session
         try:
             check_kind(kind)
-            if not self._catalogue.settings.access.may(session.name, session.is_proved, "submit", kind):
+            if not self._catalogue.settings.access.may(session.principal, session.is_proved, "submit", kind):
                 return RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not submit jobs of the kind {kind!r}")
             if self._catalogue.get(JOBS + kind) is None:
                 self._catalogue.create(JOBS + kind, creator=session.name)

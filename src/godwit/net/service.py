@@ -24,11 +24,13 @@ from typing import Any, Final, Protocol
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
 from godwit.install import pip_command
+from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
+from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
@@ -113,6 +115,7 @@ class Service:
         self._durable: DurableLog | None = None
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
+        self._mqtt: MqttListeners | None = None
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -125,6 +128,11 @@ class Service:
     def archive_url(self) -> str:
         """The archive's address as `grpc://127.0.0.1:50001`; empty while no archive runs."""
         return "" if self._archive is None else self._archive.url
+
+    @property
+    def mqtt_urls(self) -> list[str]:
+        """The addresses for MQTT clients as `mqtt://127.0.0.1:1883`."""
+        return [] if self._mqtt is None else self._mqtt.urls
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -168,6 +176,11 @@ class Service:
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
         self._update_wall_clock()
+        try:
+            await self._listen_mqtt()
+        except BaseException:
+            await self.stop()
+            raise
         if self._durable is not None:
             self._archive = ArchiveProcess(
                 self._durable.folder.stages_path, import_staged=self._import_staged, on_notice=self._write_notice
@@ -216,6 +229,29 @@ class Service:
             self._drivers.append(EndpointDriver(side if len(sockets) > 1 else listener, udp, self._on_notices))
         for number, side in enumerate(sides):
             side.others = [driver for place, driver in enumerate(self._drivers) if place != number]
+
+    async def _listen_mqtt(self) -> None:
+        section = self.configuration.mqtt
+        if section is None:
+            return
+        key = os.urandom(LOG_ID_BYTES) if self._durable is None else self._durable.reset_key
+        protocol = MqttProtocol(
+            self.server.broker,
+            section.settings,
+            key=hmac.digest(key, b"godwit 1 mqtt", "sha256"),
+            entropy=os.urandom,
+        )
+        context = None
+        if section.certificate is not None and section.key is not None:
+            context = make_tls_context(section.certificate, section.key, section.client_ca)
+        addresses = [parse_mqtt_address(text) for text in section.listen]
+        max_clients = self.configuration.settings.max_clients
+        self._mqtt = MqttListeners(self.server, protocol, self._schedule_turn, max_clients)
+        await self._mqtt.start(addresses, context)
+
+    def _schedule_turn(self) -> None:
+        for driver in self._drivers:
+            driver.schedule_flush()
 
     async def _open_sockets(self, listen: Sequence[str]) -> list[UdpSocket]:
         loop = asyncio.get_running_loop()
@@ -286,6 +322,19 @@ class Service:
                 write("warning", finding, {"data": str(self._durable.folder.path)})
         for address, url in zip(self.addresses, self.urls, strict=True):
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
+        if self._mqtt is not None:
+            self._announce_mqtt(self._mqtt)
+
+    def _announce_mqtt(self, mqtt: MqttListeners) -> None:
+        access = self.configuration.settings.access
+        for url, (where, address) in zip(mqtt.urls, mqtt.addresses, strict=True):
+            if not is_loopback(address):
+                if access.is_open:
+                    self._notices.write("warning", open_to_all(url), {"url": url})
+                elif access.secrets and not where.has_tls:
+                    self._notices.write("warning", mqtt_without_tls(url), {"url": url})
+            fields = {"url": url, "host": address[0], "port": address[1]}
+            self._notices.write("listening", f"listening on {url}", fields)
 
     async def stop(self) -> None:
         """Notify all clients that the broker stops, and close everything. May be repeated."""
@@ -297,9 +346,14 @@ class Service:
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None
+        mqtt, self._mqtt = self._mqtt, None
+        if mqtt is not None:
+            mqtt.stop_listening()
         async with AsyncExitStack() as rest:  # runs the callbacks in reverse order, each even if others fail
             for driver in drivers:
                 rest.callback(driver.close)
+            if mqtt is not None:
+                rest.callback(mqtt.close)
             if drivers:
                 rest.callback(self._notices.write, "stopped", "the broker has stopped", {})
             if durable is not None:
@@ -343,11 +397,25 @@ class Service:
             self._notices.write("warning", "another folder for the log needs a restart of the broker", {})
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
-        self.configuration = replace(configuration, listen=former.listen, data=former.data)
+        self._reload_mqtt(configuration)
+        self.configuration = replace(configuration, listen=former.listen, data=former.data, mqtt=former.mqtt)
         self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
         self._notices.write("reloaded", "the configuration was read again", {})
+
+    def _reload_mqtt(self, configuration: Configuration) -> None:
+        """Read the certificate again. Everything else of MQTT needs a restart."""
+        section = configuration.mqtt
+        if section != self.configuration.mqtt:
+            self._notices.write("warning", "other settings of mqtt need a restart of the broker", {})
+        if section is not None and self._mqtt is not None and section.certificate is not None:
+            assert section.key is not None
+            try:
+                self._mqtt.reload_certificate(section.certificate, section.key)
+            except OSError as error:
+                text = f"the certificate of mqtt stays as it was: {error}; check certificate and key"
+                self._notices.write("warning", text, {})
 
     def try_reload(self, load: Callable[[], Configuration]) -> None:
         """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
@@ -422,6 +490,9 @@ def _check(configuration: Configuration) -> None:
     """Raise AddressError for an invalid address, before anything is opened or changed."""
     if configuration.archive.listen is not None:
         parse_broker(configuration.archive.listen)
+    if configuration.mqtt is not None:
+        for text in configuration.mqtt.listen:
+            parse_mqtt_address(text)
 
 
 async def serve(
@@ -517,6 +588,14 @@ def open_to_all(url: str) -> str:
     return (
         f"{url} can be reached from other machines and every client may do everything: "
         "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
+    )
+
+
+def mqtt_without_tls(url: str) -> str:
+    """Return the warning of an MQTT listener to which passwords travel unencrypted."""
+    return (
+        f"{url} can be reached from other machines and has no TLS, so that passwords of MQTT clients are sent without "
+        "encryption: use tls:// with certificate and key under [mqtt], or listen on 127.0.0.1 only"
     )
 
 

@@ -22,6 +22,7 @@ from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import KIB, MIB
+from godwit.mqtt.connection import MqttSettings
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import RetentionRule
 from godwit.wire.filters import RESERVED
@@ -41,6 +42,14 @@ Quantity: TypeAlias = float | str
 """A number, or a text with a unit."""
 
 _DEFAULTS: Final = Settings()
+_MQTT_DEFAULTS: Final = MqttSettings()
+_MQTT_BOUNDS: Final = {
+    "receive_maximum": (1, 65_535),
+    "topic_alias_maximum": (0, 65_535),
+    "max_packet_bytes": (0, 268_435_460),
+    "max_keep_alive_s": (0, 65_535),
+    "max_in_flight": (1, 65_535),
+}
 _ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "messages_per_s"))
 """Numbers for which 0 means no limit."""
 
@@ -62,6 +71,19 @@ class ArchiveSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MqttSection:
+    """The MQTT listeners of a broker."""
+
+    listen: tuple[str, ...]
+    """Addresses as HOST:PORT, tls://HOST:PORT, ws://HOST:PORT/path or wss://HOST:PORT/path."""
+    settings: MqttSettings = field(default_factory=MqttSettings)
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    """Clients must have a certificate of this authority."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """The configuration of a broker."""
 
@@ -74,6 +96,8 @@ class Configuration:
     """Rules of retention for a log that has a folder; without a rule nothing is deleted."""
     archive: ArchiveSection = field(default_factory=ArchiveSection)
     """The archive of a log that has a folder."""
+    mqtt: MqttSection | None = None
+    """None: no MQTT."""
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -181,6 +205,23 @@ class ArchiveFileSection(_Section):
     key: str | None = None
 
 
+class MqttFileSection(_Section):
+    """[mqtt]"""
+
+    listen: list[str]
+    certificate: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+    receive_maximum: int = _MQTT_DEFAULTS.receive_maximum
+    topic_alias_maximum: int = _MQTT_DEFAULTS.topic_alias_maximum
+    max_packet_bytes: int = _MQTT_DEFAULTS.max_packet_bytes
+    max_keep_alive_s: int = _MQTT_DEFAULTS.max_keep_alive_s
+    max_in_flight: int = _MQTT_DEFAULTS.max_in_flight
+    log_qos_0: bool = _MQTT_DEFAULTS.log_qos_0
+    user_from_certificate: bool = _MQTT_DEFAULTS.user_from_certificate
+    response_information: str = _MQTT_DEFAULTS.response_information
+
+
 class ConfigurationFile(_Section):
     """The whole file."""
 
@@ -192,6 +233,7 @@ class ConfigurationFile(_Section):
     access: AccessSection | None = None
     log: LogSection = msgspec.field(default_factory=LogSection)
     archive: ArchiveFileSection = msgspec.field(default_factory=ArchiveFileSection)
+    mqtt: MqttFileSection | None = None
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
@@ -232,6 +274,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         data=data,
         retention=_retention(file.log, source),
         archive=_archive(file.archive, source, folder),
+        mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
         warnings=warnings,
     )
 
@@ -394,6 +437,43 @@ def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: P
         certificate=path("certificate", section.certificate),
         key=path("key", section.key),
     )
+
+
+def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -> MqttSection:
+    def path(key: str, text: str | None) -> Path | None:
+        return _path(source, ("mqtt", key), text, folder)
+
+    if not section.listen:
+        raise source.error(("mqtt", "listen"), 'mqtt.listen is empty: give an address, as in ["127.0.0.1:1883"]')
+    if (section.certificate is None) != (section.key is None):
+        raise source.error(("mqtt",), "mqtt has only one of certificate and key: give both, or none")
+    if section.certificate is None and any(text.startswith(("tls:", "wss:")) for text in section.listen):
+        raise source.error(("mqtt", "listen"), "mqtt.listen has an address with TLS: give certificate and key too")
+    if section.user_from_certificate and section.client_ca is None:
+        text = "mqtt.user_from_certificate needs client_ca: the authority that signs the certificates of clients"
+        raise source.error(("mqtt", "user_from_certificate"), text)
+    _check_response_information(section, source)
+    for name, (low, high) in _MQTT_BOUNDS.items():
+        value = getattr(section, name)
+        if not low <= value <= high:
+            raise source.error(("mqtt", name), f"mqtt.{name} is {value}: it must lie between {low} and {high}")
+    return MqttSection(
+        listen=tuple(section.listen),
+        settings=MqttSettings(**{name: getattr(section, name) for name in MqttSettings.__struct_fields__}),
+        certificate=path("certificate", section.certificate),
+        key=path("key", section.key),
+        client_ca=path("client_ca", section.client_ca),
+    )
+
+
+def _check_response_information(section: MqttFileSection, source: ConfigurationSource) -> None:
+    text = section.response_information
+    try:
+        if text:
+            check_topic(text.replace("{client}", "x"))
+    except BadTopicError as error:
+        key = ("mqtt", "response_information")
+        raise source.error(key, f"mqtt.response_information is not the beginning of a topic: {error}") from None
 
 
 def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:

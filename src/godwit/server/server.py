@@ -37,6 +37,13 @@ class ServerProtocol(Protocol):
     def close(self, now: float) -> None:
         """Notify all clients that the broker is being stopped."""
 
+    def next_timer_us(self) -> int | None:
+        """Return when a turn is needed, if nothing else happens before."""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether a turn would do something."""
+
 
 class Server:
     """One broker with its log, for any number of listeners."""
@@ -102,6 +109,10 @@ class Server:
         """Set the wall clock at `now`. An earlier time than before is ignored: it never goes backwards."""
         self._wall_us = max(self._wall_us, epoch_us - int(now * 1e6))
 
+    def advance(self, now: float) -> None:
+        """Input of a protocol beside the native one has arrived at this time."""
+        self._now = max(self._now, now)
+
     def change_settings(self, settings: Settings) -> None:
         """Apply new topics, policies and access rules. Limits of connections apply to new listeners."""
         self._inputs = -1
@@ -136,6 +147,12 @@ class Server:
             if log_due_us == 0:
                 return self._now
             due_us = min(due_us, log_due_us)
+        for protocol in self._protocols:
+            if protocol.has_input:
+                return self._now
+            protocol_us = protocol.next_timer_us()
+            if protocol_us is not None and protocol_us < due_us:
+                due_us = protocol_us
         return (due_us + 1 - self._wall_us) / 1e6  # rounded down it would come too early, again and again
 
     # -- the turn -----------------------------------------------------------------------------------------------------
@@ -172,8 +189,12 @@ class Server:
     def _is_idle(self, now_us: int) -> bool:
         """Return whether a turn would do nothing: most packets only acknowledge others."""
         broker = self.broker
-        if broker.inputs != self._inputs or broker.effects or self._protocols or not self.log.is_idle:
+        if broker.inputs != self._inputs or broker.effects or not self.log.is_idle:
             return False
+        for protocol in self._protocols:
+            due_us = protocol.next_timer_us()
+            if protocol.has_input or (due_us is not None and due_us <= now_us):
+                return False
         for endpoint in self.native.endpoints:
             if endpoint.pending_events:
                 return False

@@ -32,12 +32,16 @@ from godwit.store.connection import DamagedRowError
 from godwit.store.schema import FLOORS, META, QUERIES, STATE
 from godwit.wire.changes import (
     Change,
+    FilterDeleted,
+    FilterRow,
     IdentityDeleted,
     IdentityRow,
     JobDeleted,
     JobPayloadRow,
     JobRow,
     NextJobRow,
+    PacketDeleted,
+    PacketRow,
     QueryDeleted,
     QueryRow,
     RetainedRow,
@@ -167,6 +171,8 @@ def collect_state(rows: Iterable[StateRow]) -> StoredState:
         retained=found[RetainedRow],
         sessions=found[SessionRow],
         subscriptions=found[SubscriptionRow],
+        filters=found[FilterRow],
+        packets=found[PacketRow],
         identities=sorted(found[IdentityRow], key=attrgetter("last_us", "owner", "publisher", "topic")),
         queries=sorted(found[QueryRow], key=attrgetter("last_us", "query")),
         next_job=next((row.job for row in found[NextJobRow]), 1),
@@ -246,7 +252,16 @@ def _retained(row: RetainedRow) -> _Statement:
 
 def _delete_session(change: SessionDeleted) -> _Statement:
     key = (_KINDS[SessionRow][0], _encode((change.name,)))
-    return _DELETE + _DELETE_RANGE, (*key, *_keys_under(SubscriptionRow, change.name))
+    ranges = [_keys_under(row_type, change.name) for row_type in (SubscriptionRow, FilterRow, PacketRow)]
+    return _DELETE + 3 * _DELETE_RANGE, (*key, *ranges[0], *ranges[1], *ranges[2])
+
+
+def _delete_subscription(change: SubscriptionDeleted) -> _Statement:
+    key = (_KINDS[SubscriptionRow][0], _encode(msgspec.structs.astuple(change)))
+    if change.filters:
+        return _DELETE, key
+    ranges = [_keys_under(row_type, change.session) for row_type in (FilterRow, PacketRow)]
+    return _DELETE + 2 * _DELETE_RANGE, (*key, *ranges[0], *ranges[1])
 
 
 def _delete_job(change: JobDeleted) -> _Statement:
@@ -267,6 +282,8 @@ _KINDS: Final[dict[type, tuple[str, tuple[str, ...]]]] = {
     RetainedRow: ("retained", ("topic",)),
     SessionRow: ("session", ("name",)),
     SubscriptionRow: ("subscription", ("session", "filters", "cursor")),
+    FilterRow: ("filter", ("session", "filter")),
+    PacketRow: ("packet", ("session", "is_outgoing", "number")),
     IdentityRow: ("identity", ("owner", "publisher", "topic")),
     QueryRow: ("query", ("query",)),
     NextJobRow: ("next job", ()),
@@ -283,7 +300,9 @@ _STATEMENTS: Final[dict[type, Callable[[Any], _Statement]]] = {
     RetainedRow: _retained,
     TopicDeleted: _deletion(TopicRow),
     SessionDeleted: _delete_session,
-    SubscriptionDeleted: _deletion(SubscriptionRow),
+    SubscriptionDeleted: _delete_subscription,
+    FilterDeleted: _deletion(FilterRow),
+    PacketDeleted: _deletion(PacketRow),
     IdentityDeleted: _deletion(IdentityRow),
     QueryDeleted: _deletion(QueryRow),
     JobDeleted: _delete_job,

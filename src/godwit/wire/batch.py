@@ -336,6 +336,11 @@ def decode_entry(entry: Entry) -> Batch:
     return decode_batch(encode_head(entry.flags, entry.published_us, entry.sequence, None) + entry.rest)[0]
 
 
+def payloads_of(entry: Entry) -> list[bytes]:
+    """Return the messages of an entry. Raises DecodeError if its rest is malformed."""
+    return [entry.rest] if entry.flags & SHAPE == LONE else decode_entry(entry).payloads
+
+
 def split_bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Iterable[bytes], int]:
     """Return the bodies of a batch without deltas whose lengths are at `at`, and the offset of their end.
 

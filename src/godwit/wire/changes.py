@@ -57,6 +57,12 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ends_at_us: int | None
     """When the session expires; None while its client is connected."""
     will: Will | None = None
+    principal: str | None = None
+    """The name whose rights the client has, if that is not the name of the session."""
+    will_extension: bytes | None = None
+    will_delay_s: int = 0
+    will_due_us: int | None = None
+    """When the will of a client that is gone is published, unless it returns before."""
 
 
 class SessionDeleted(msgspec.Struct, frozen=True, gc=False):
@@ -78,14 +84,58 @@ class SubscriptionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """No message for the subscription is between this offset and `resume_at`; None if that is unknown."""
     is_settled: bool = False
     """No message for the subscription is between `quiet_from` and the end of the log, where it resumes."""
+    created_at: int = 0
+    """The end of the log when the subscription of a session with changing filters was created, see FilterRow."""
+    sent_below: int = 0
+    """Of the same: messages below this offset may have been sent before."""
 
 
 class SubscriptionDeleted(msgspec.Struct, frozen=True, gc=False):
-    """A subscription ended."""
+    """A subscription ended; one without filters, with its FilterRows and PacketRows."""
 
     session: str
     filters: tuple[str, ...]
     cursor: str | None
+
+
+class FilterRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A filter of the one subscription that has no filters in its SubscriptionRow. Key: session and filter."""
+
+    session: str
+    filter: str
+    since: int
+    """Messages with smaller offsets do not match."""
+    until: int | None = None
+    """The client has unsubscribed: only messages below this offset match, because they may have been sent."""
+    options: int = 0
+    """What the protocol wants to remember of it."""
+    identifier: int = 0
+    """The client's own number for it; 0 if it gave none."""
+
+
+class FilterDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A filter was removed, and every message that it matched has been delivered."""
+
+    session: str
+    filter: str
+
+
+class PacketRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A handshake of QoS 2 that has begun, of a client whose protocol numbers packets. All fields are the key."""
+
+    session: str
+    is_outgoing: bool
+    number: int
+    """Incoming: the client's packet identifier of a stored message. Outgoing: the offset of a message that the client
+    has received; it is not sent again."""
+
+
+class PacketDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A handshake of QoS 2 has ended."""
+
+    session: str
+    is_outgoing: bool
+    number: int
 
 
 class IdentityRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -189,6 +239,8 @@ StateRow: TypeAlias = (
     | RetainedRow
     | SessionRow
     | SubscriptionRow
+    | FilterRow
+    | PacketRow
     | IdentityRow
     | QueryRow
     | JobRow
@@ -197,7 +249,15 @@ StateRow: TypeAlias = (
     | NextJobRow
 )
 Change: TypeAlias = (
-    StateRow | TopicDeleted | SessionDeleted | SubscriptionDeleted | IdentityDeleted | QueryDeleted | JobDeleted
+    StateRow
+    | TopicDeleted
+    | SessionDeleted
+    | SubscriptionDeleted
+    | FilterDeleted
+    | PacketDeleted
+    | IdentityDeleted
+    | QueryDeleted
+    | JobDeleted
 )
 
 
@@ -218,3 +278,5 @@ class StoredState(msgspec.Struct):
     tasks: list[TaskRow] = []
     retention_floors: dict[str, int] = {}
     """Offsets below which retention deleted messages, by the filter of its rule (godwit.wire.retention_floors)."""
+    filters: list[FilterRow] = []
+    packets: list[PacketRow] = []

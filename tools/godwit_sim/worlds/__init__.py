@@ -10,6 +10,7 @@ from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.jobs import run_jobs
+from godwit_sim.worlds.mqtt import run_mqtt
 from godwit_sim.worlds.transport import run_transport
 
 
@@ -33,6 +34,7 @@ WORLDS: Mapping[str, World] = {
     "broker": run_broker,
     "durable": run_durable,
     "jobs": run_jobs,
+    "mqtt": run_mqtt,
 }
 
 

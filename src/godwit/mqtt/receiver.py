@@ -1,0 +1,342 @@
+"""Messages of an MQTT client: PUBLISH packets become batches of the core, acknowledgements are sent in their order.
+
+Packets in a row with the same topic, QoS and retain flag are one batch. With QoS 2 the identifiers that the client has
+not released are state of the session, which is stored in the append of the message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from godwit.broker.ports import Publication, RequestFailure
+from godwit.broker.session import Session
+from godwit.broker.subscription import FilterTable
+from godwit.mqtt.packets import (
+    V5,
+    PacketError,
+    PacketProperties,
+    PacketType,
+    Property,
+    PublishPacket,
+    Reason,
+    encode_ack,
+    encode_acks,
+)
+from godwit.wire.batch import make_entry
+from godwit.wire.control_base import Code
+from godwit.wire.extension import Properties, encode_properties
+from godwit.wire.filters import RESERVED
+
+if TYPE_CHECKING:
+    from godwit.mqtt.connection import MqttConnection
+
+MAX_RUN_MESSAGES: Final = 4096
+MAX_RUN_BYTES: Final = 512 * 1024
+"""One batch of messages of a client, at most."""
+MAX_PUBLICATIONS: Final = 256
+"""Topics of one client that are kept open; the least recently opened is closed for another one."""
+MAX_REPEATS: Final = 1
+"""Of a message of QoS 2 on one connection: a client repeats it after a reconnect only."""
+BRIDGE_STATE: Final = re.compile(r"\$SYS/broker/connection/[^/]+/state")
+"""A topic on which bridges of Mosquitto report their state: acknowledged and dropped."""
+PUBLISH_REASONS: Final = {
+    Code.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
+    Code.NO_SUCH_TOPIC: Reason.NOT_AUTHORIZED,
+    Code.BAD_TOPIC: Reason.BAD_TOPIC,
+    Code.TOO_MANY: Reason.QUOTA,
+    Code.LIMIT: Reason.QUOTA,
+    Code.MALFORMED: Reason.QUOTA,
+}
+"""The reason code of a PUBACK or PUBREC for a refusal of the core."""
+
+
+class MqttPublication(Publication):
+    """What a client publishes to one topic."""
+
+    __slots__ = ("receiver",)
+
+    def __init__(self, receiver: MqttReceiver, session: Session, qos: int) -> None:
+        super().__init__(receiver.connection, session, qos)
+        self.receiver = receiver
+
+    def ended(self, code: Code, text: str) -> None:
+        self.receiver.forget(self)
+
+
+class AckSlot:
+    """The position of one acknowledgement: they are sent in the order of the packets."""
+
+    __slots__ = ("data", "held_bytes", "receiver")
+
+    def __init__(self, receiver: MqttReceiver, held_bytes: int) -> None:
+        self.receiver = receiver
+        self.held_bytes = held_bytes
+        self.data: bytes | None = None
+        receiver.slots.append(self)
+        receiver.held_bytes += held_bytes
+
+    def fill(self, data: bytes) -> None:
+        """Set the acknowledgement: it is sent at the end of the turn, after those before it."""
+        self.data = data
+        self.receiver.connection.mark_output()
+
+
+class MqttReceipt:
+    """The outcome of one batch: its acknowledgements."""
+
+    __slots__ = ("count", "ids", "qos", "receiver", "slot")
+
+    def __init__(self, receiver: MqttReceiver, qos: int, ids: list[int], held_bytes: int) -> None:
+        self.receiver = receiver
+        self.qos = qos
+        self.ids = ids
+        self.slot = AckSlot(receiver, held_bytes)
+
+    def accepted(self, reached: int) -> None:
+        """See godwit.broker.ports.Receipt."""
+        receiver = self.receiver
+        kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
+        if self.qos == 1:
+            receiver.unacknowledged -= len(self.ids)
+        version = receiver.connection.version
+        if version == V5 and self.qos == 1 and not reached:
+            data = b"".join([encode_ack(version, kind, number, Reason.NO_SUBSCRIBERS) for number in self.ids])
+        else:
+            data = encode_acks(kind, self.ids)
+        self.slot.fill(data)
+
+    def refused(self, code: Code, text: str) -> None:
+        """See godwit.broker.ports.Receipt."""
+        receiver = self.receiver
+        connection = receiver.connection
+        if self.qos == 1:
+            receiver.unacknowledged -= len(self.ids)
+        if code in (Code.STORAGE, Code.TOO_LARGE):
+            # An acknowledgement with an error would be final, and the client must be able to send them again.
+            for number in self.ids if self.qos == 2 else ():
+                receiver.free(number)
+            connection.close(code, text)
+            self.slot.fill(b"")
+            return
+        connection.notify_refused(code, text)
+        kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
+        version = connection.version
+        if version == V5:
+            for number in self.ids if self.qos == 2 else ():
+                receiver.free(number)
+            reason = PUBLISH_REASONS.get(code, Reason.UNSPECIFIED)
+            shown = text[:200] if connection.wants_reasons else ""
+            self.slot.fill(b"".join([encode_ack(version, kind, number, reason, shown) for number in self.ids]))
+        else:
+            self.slot.fill(encode_acks(kind, self.ids))
+
+
+class MqttReceiver:
+    """The messages of one connection."""
+
+    __slots__ = (
+        "_aliases", "_publications", "_repeats", "_session", "_table", "connection", "held_bytes", "slots",
+        "unacknowledged",
+    )  # fmt: skip
+
+    def __init__(self, connection: MqttConnection, session: Session, table: FilterTable) -> None:
+        self.connection = connection
+        self._session = session
+        self._table = table
+        self._aliases: dict[int, str] = {}
+        self._publications: dict[tuple[str, int], MqttPublication] = {}
+        self._repeats: dict[int, tuple[int, int]] = {}
+        """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
+        self.slots: deque[AckSlot] = deque()
+        self.held_bytes = 0
+        """Of messages that are not acknowledged: the client is not read beyond a limit."""
+        self.unacknowledged = 0
+        """Messages of QoS 1 without a PUBACK."""
+
+    # -- PUBLISH ------------------------------------------------------------------------------------------------------
+
+    def handle_publishes(self, packets: list[Any], index: int, now_us: int) -> int:
+        """Publish the run of packets that begins at an index. Return the index behind it."""
+        first: PublishPacket = packets[index]
+        topic = self._topic(first)
+        qos = first.qos
+        if first.properties:
+            self._publish(topic, first.flags, [first], now_us)
+            return index + 1
+        flags = first.flags & 7
+        end = index + 1
+        size = len(first.payload)
+        stop = min(len(packets), index + MAX_RUN_MESSAGES)
+        while end < stop:
+            packet = packets[end]
+            if type(packet) is not PublishPacket or packet.topic != topic or packet.flags & 7 != flags:
+                break
+            size += len(packet.payload)
+            if packet.properties or size > MAX_RUN_BYTES:
+                break
+            end += 1
+        if qos == 2:  # one by one: any of them may be a repeat
+            for packet in packets[index:end]:
+                self._publish(topic, flags, [packet], now_us)
+        else:
+            self._publish(topic, flags, packets[index:end], now_us)
+        return end
+
+    def _topic(self, packet: PublishPacket) -> str:
+        alias = packet.properties.get(Property.TOPIC_ALIAS)
+        if alias is None:
+            return packet.topic
+        if alias > self.connection.settings.topic_alias_maximum:
+            raise PacketError(Reason.BAD_ALIAS, f"topic alias {alias} is too large")
+        if packet.topic:
+            self._aliases[alias] = packet.topic
+            return packet.topic
+        try:
+            return self._aliases[alias]
+        except KeyError:
+            raise PacketError(Reason.PROTOCOL, f"topic alias {alias} is not known") from None
+
+    def _publish(self, topic: str, flags: int, packets: list[PublishPacket], now_us: int) -> None:
+        """Publish messages of one topic, QoS and retain flag; with QoS 2, one."""
+        qos = flags >> 1 & 3
+        ids = [packet.packet_id for packet in packets]
+        size = sum([len(packet.payload) for packet in packets])
+        if qos:
+            self._require_quota(len(ids), qos, ids[0])
+        if qos == 2:
+            self._count_repeat(packets[0])
+            if self._is_repeat(ids[0]):
+                return
+        receipt = None
+        if qos:
+            receipt = MqttReceipt(self, qos, ids, size)
+            if qos == 1:
+                self.unacknowledged += len(ids)
+        if topic.startswith(RESERVED):
+            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
+                receipt.accepted(1)
+            elif receipt is not None:
+                receipt.refused(Code.NOT_ALLOWED, "")
+            return
+        try:
+            extension = encode_message_properties(packets[0].properties) if packets[0].properties else None
+            publication = self._open(topic, min(qos, 1))
+        except RequestFailure as failure:
+            if receipt is not None:
+                receipt.refused(failure.code, failure.text)
+            else:
+                self.connection.notify_refused(failure.code, failure.text)
+            return
+        if qos == 2:
+            self.connection.broker.hold_identifier(self._table, ids[0])
+        entry = make_entry(
+            topic,
+            self._session.name,
+            [packet.payload for packet in packets],
+            qos=qos,
+            retain=bool(flags & 1),
+            now_us=now_us,
+            extension=extension,
+        )
+        self.connection.broker.publish(publication, [entry], receipt, size, now_us)
+
+    def _require_quota(self, count: int, qos: int, packet_id: int) -> None:
+        """Raise PacketError if the client has more messages in flight than it was allowed."""
+        connection = self.connection
+        received = self._table.numbers.received
+        if connection.version < V5 or (qos == 2 and packet_id in received):
+            return
+        if self.unacknowledged + len(received) + count > connection.settings.receive_maximum:
+            text = f"more than {connection.settings.receive_maximum} messages without an acknowledgement"
+            raise PacketError(Reason.RECEIVE_MAXIMUM, text)
+
+    def _count_repeat(self, packet: PublishPacket) -> None:
+        """Raise PacketError if the same message comes again and again on one connection."""
+        seen, count = self._repeats.get(packet.packet_id, (0, -1))
+        found = hash(packet.payload)
+        count = count + 1 if seen == found else 0
+        self._repeats[packet.packet_id] = found, count
+        if count > MAX_REPEATS:
+            raise PacketError(Reason.PROTOCOL, f"message {packet.packet_id} was repeated without a new connection")
+
+    def _is_repeat(self, packet_id: int) -> bool:
+        """Acknowledge a message of QoS 2 again that is known, when it is stored."""
+        if packet_id not in self._table.numbers.received:
+            return False
+        slot = AckSlot(self, 0)
+        data = encode_ack(self.connection.version, PacketType.PUBREC, packet_id)
+        self.connection.broker.when_stored(self.connection, lambda: slot.fill(data), lambda text: slot.fill(b""))
+        return True
+
+    def _open(self, topic: str, qos: int) -> MqttPublication:
+        """Return the publication for a topic. Raises RequestFailure."""
+        publication = self._publications.get((topic, qos))
+        if publication is not None:
+            return publication
+        if len(self._publications) >= MAX_PUBLICATIONS:
+            oldest = next(iter(self._publications))
+            self.connection.broker.close_publication(self._publications.pop(oldest))
+        publication = MqttPublication(self, self._session, qos)
+        publication.is_logged = self.connection.settings.log_qos_0
+        self.connection.broker.open_publication(publication, topic)
+        self._publications[topic, qos] = publication
+        return publication
+
+    def forget(self, publication: MqttPublication) -> None:
+        """The client has lost the right to publish to a topic."""
+        self._publications.pop((publication.topic.name, publication.qos), None)
+
+    # -- PUBREL and acknowledgements ----------------------------------------------------------------------------------
+
+    def handle_pubrel(self, packet_id: int) -> None:
+        """The client will not repeat a message of QoS 2: forget its identifier, and report that when it is stored."""
+        self._repeats.pop(packet_id, None)
+        slot = AckSlot(self, 0)
+        data = encode_ack(self.connection.version, PacketType.PUBCOMP, packet_id)
+        self.connection.broker.free_identifier(
+            self._table, packet_id, lambda: slot.fill(data), self.connection.handle_storage_error
+        )
+
+    def free(self, packet_id: int) -> None:
+        """Forget the identifier of a message that was not stored."""
+        self.connection.broker.free_identifier(self._table, packet_id, _ignore, _ignore)
+
+    def take_acks(self) -> bytes:
+        """Return the acknowledgements that are complete, in order."""
+        slots = self.slots
+        if not slots or slots[0].data is None:
+            return b""
+        found: list[bytes] = []
+        while slots and slots[0].data is not None:
+            slot = slots.popleft()
+            self.held_bytes -= slot.held_bytes
+            found.append(slot.data or b"")
+        self.connection.check_input()
+        return b"".join(found)
+
+
+def encode_message_properties(values: PacketProperties) -> bytes | None:
+    """Return the extension of a batch for the properties of a PUBLISH or a will; None if none of them is for readers.
+    An empty content type and user properties without a name have no meaning in the core, and are left out.
+
+    Raises RequestFailure if they exceed the limits of godwit.wire.extension.
+    """
+    expiry_s = values.get(Property.MESSAGE_EXPIRY)
+    properties = Properties(
+        headers=tuple([(name, value) for name, value in values.get(Property.USER_PROPERTY, ()) if name]),
+        content_type=values.get(Property.CONTENT_TYPE) or None,
+        reply_topic=values.get(Property.RESPONSE_TOPIC),
+        correlation=values.get(Property.CORRELATION_DATA),
+        payload_format=values.get(Property.PAYLOAD_FORMAT),
+        lifetime_us=None if expiry_s is None else expiry_s * 1_000_000,
+    )
+    try:
+        return encode_properties(properties) or None
+    except ValueError as error:
+        raise RequestFailure(Code.TOO_MANY, f"the properties of a message are not accepted: {error}") from None
+
+
+def _ignore(text: str = "") -> None:
+    """Do nothing."""

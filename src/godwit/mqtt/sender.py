@@ -1,0 +1,519 @@
+"""Messages towards an MQTT client: batches of the core become PUBLISH packets, as the client's quota allows.
+
+A message of the log has a packet identifier that follows from its offset, so that it has the same one after a reconnect
+and after a restart of the broker (docs/decisions/0059). The position of the session is behind the messages whose
+PUBACK or PUBREC has arrived. What one filter, or several, mean for a topic is a TopicRule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from godwit.broker.ports import Outbound, OutboundBatch
+from godwit.broker.subscription import FilterTable, TableFilter
+from godwit.mqtt.packets import (
+    V5,
+    PacketType,
+    Property,
+    Reason,
+    encode_ack,
+    encode_packet_properties,
+    encode_text,
+    publish_head,
+)
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, payloads_of
+from godwit.wire.extension import decode_properties, expiry_of
+
+if TYPE_CHECKING:
+    from godwit.mqtt.connection import MqttConnection
+
+IDENTIFIERS: Final = 49_151
+"""Packet identifiers 1 to this are for messages of the log, the others for retained messages."""
+RETAINED_IDENTIFIERS: Final = 65_535 - IDENTIFIERS
+MAX_RULES: Final = 4096
+"""Topics whose rule is remembered."""
+MAX_ALIASES: Final = 256
+"""Topic aliases towards one client, whatever it allows."""
+NO_LOCAL: Final = 0x04
+RETAIN_AS_PUBLISHED: Final = 0x08
+ENCODING: Final = "mqtt"
+"""The key of the payloads of a batch, see OutboundBatch.encodings."""
+
+
+class TopicRule(msgspec.Struct, frozen=True):
+    """What the filters that match a topic mean for its messages."""
+
+    qos: int
+    """The highest of the filters."""
+    keeps_retain: bool
+    is_no_local: bool
+    identifiers: list[int]
+    exact_from: int
+    """Messages with smaller offsets do not match all of the filters."""
+
+
+def make_rule(filters: list[TableFilter]) -> TopicRule | None:
+    """Return what these filters mean together, or None if there are none."""
+    if not filters:
+        return None
+    return TopicRule(
+        max([one.options & 3 for one in filters]),
+        any(one.options & RETAIN_AS_PUBLISHED for one in filters),
+        all(one.options & NO_LOCAL for one in filters),
+        sorted({one.identifier for one in filters if one.identifier}),
+        max([one.since for one in filters]),
+    )
+
+
+class InFlight(msgspec.Struct):
+    """A PUBLISH of QoS 1 or 2 that the client has not acknowledged."""
+
+    offset: int
+    qos: int
+
+
+class RetainedInFlight(msgspec.Struct):
+    """The same of a retained message that was sent when a subscription began: it is kept to be repeated."""
+
+    qos: int
+    topic: str
+    entry: Entry
+    identifiers: list[int]
+    is_released: bool = False
+
+
+def packet_properties(extension: bytes | None) -> dict[int, Any]:
+    """Return the properties of messages with this extension, as MQTT 5.0 has them; without their expiry."""
+    properties = decode_properties(extension)
+    values: dict[int, Any] = {
+        Property.PAYLOAD_FORMAT: properties.payload_format,
+        Property.CONTENT_TYPE: properties.content_type,
+        Property.RESPONSE_TOPIC: properties.reply_topic,
+        Property.CORRELATION_DATA: properties.correlation,
+        Property.USER_PROPERTY: list(properties.headers) or None,
+    }
+    return {number: value for number, value in values.items() if value is not None}
+
+
+class MqttOutbound(Outbound):
+    """The messages of one session on their way to its client."""
+
+    __slots__ = (
+        "_aliases", "_connection", "_next_retained", "_queue", "_released_ids", "_rules", "_rules_version",
+        "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
+        "quota", "releases", "table",
+    )  # fmt: skip
+
+    table: FilterTable
+
+    def __init__(self, connection: MqttConnection) -> None:
+        super().__init__()
+        self._connection = connection
+        self.quota = 0
+        """Messages of QoS 1 and 2 that may be in flight."""
+        self.client_max_bytes = 1 << 30
+        """The longest packet that the client accepts."""
+        self.max_aliases = 0
+        self._queue: deque[tuple[OutboundBatch, int]] = deque()
+        """Batches that were put, and how many of their messages are sent or skipped."""
+        self.queued_bytes = 0
+        self.publishes: dict[int, InFlight] = {}
+        """Messages of the log by packet identifier, in their order."""
+        self.releases: dict[int, list[Any]] = {}
+        """PUBREL by packet identifier: the offset (None: a retained message), and whether it was sent."""
+        self.next_offset = 0
+        """Everything below was sent or skipped."""
+        self._released_ids: dict[int, int] = {}
+        """Offsets by the identifier of messages that may still be in PacketNumbers.released."""
+        self._skip_below = 0
+        """Older messages are not sent with QoS 0: they were published while the client was away."""
+        self._rules: dict[str, TopicRule | None] = {}
+        self._rules_version = -1
+        self._aliases: dict[str, int] = {}
+        self._next_retained = 0
+
+    # -- ports --------------------------------------------------------------------------------------------------------
+
+    def begin(self, offset: int) -> None:
+        assert isinstance(self.subscription, FilterTable)
+        self.table = self.subscription
+        self.next_offset = offset
+
+    def begin_session(self, end_offset: int, random_number: int) -> None:
+        """Repeat the messages in flight to the former connection. `end_offset`: the end of the log."""
+        self._skip_below = end_offset
+        self._next_retained = random_number % RETAINED_IDENTIFIERS
+        numbers = self.table.numbers
+        for packet_id, message in list(numbers.not_logged.items()):
+            if message.is_released:
+                self.releases[packet_id] = [None, True]
+                self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
+            else:
+                self._write_retained(packet_id, message, is_repeat=True)
+        for offset in sorted(numbers.released):
+            packet_id = self._identifier(offset)
+            self._released_ids[packet_id] = offset
+            if numbers.released[offset] == numbers.OPEN:
+                self.releases[packet_id] = [offset, False]
+        if self.releases:  # the last ones may not be stored yet
+            connection = self._connection
+            connection.broker.when_stored(connection, self._repeat_releases, connection.handle_storage_error)
+
+    def _repeat_releases(self) -> None:
+        for packet_id, waiting in list(self.releases.items()):
+            if not waiting[1]:
+                self._send_pubrel(packet_id, waiting[0])
+
+    def room(self) -> int:
+        return max(self._connection.window_bytes - self.queued_bytes - self._connection.unsent_bytes(), 0)
+
+    def put(self, batch: OutboundBatch) -> bool:
+        size = len(batch.entry.rest)
+        if (self.queued_bytes and self.queued_bytes + size > self._connection.window_bytes) or not self.room():
+            return False
+        self._queue.append((batch, 0))
+        self.queued_bytes += size
+        return True
+
+    def put_live(self, batch: OutboundBatch) -> bool:
+        connection = self._connection
+        if connection.unsent_bytes() + len(batch.entry.rest) > connection.window_bytes:
+            return False
+        rule = self._rule(batch.topic.name, -1)
+        if rule is not None and not (rule.is_no_local and batch.entry.publisher == connection.name):
+            self._write_batch(batch, rule, 0)
+        return True
+
+    def gap(self, count: int, next_offset: int) -> None:
+        """Messages were deleted before they could be sent. MQTT has no word for that; the operator is notified."""
+        self._connection.notify_gap(count)
+        if self.subscription is not None:
+            self._connection.broker.acknowledge(self.subscription, 0, gaps=1)
+
+    def is_idle(self) -> bool:
+        return not self._queue and not self.publishes
+
+    def flush(self) -> None:
+        self.send_queued()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send_queued(self) -> None:
+        """Send as many of the queued messages as the quota and the socket allow, and move the position."""
+        connection = self._connection
+        while self._queue and not connection.is_closing:
+            batch, index = self._queue[0]
+            index = self._send_batch(batch, index)
+            if index < batch.entry.count:
+                self._queue[0] = (batch, index)
+                break
+            self._queue.popleft()
+            self.queued_bytes -= len(batch.entry.rest)
+        self._acknowledge()
+
+    def _send_batch(self, batch: OutboundBatch, index: int) -> int:
+        """Send the messages of a batch from an index on. Return the index of the first one that has to wait."""
+        entry = batch.entry
+        count = entry.count
+        connection = self._connection
+        if connection.unsent_bytes() > connection.window_bytes:
+            return index
+        is_retained = bool(batch.flags & RETAIN)
+        rule = self._rule(batch.topic.name, -1 if is_retained else batch.offset)
+        is_unwanted = rule is None or (rule.is_no_local and entry.publisher == connection.name)
+        if rule is None or is_unwanted:
+            self._done(batch, count)
+            return count
+        qos = min(entry.flags >> QOS_SHIFT, rule.qos)
+        if qos == 0:
+            if is_retained or batch.offset >= self._skip_below:
+                self._write_batch(batch, rule, index)
+            self._done(batch, count)
+            return count
+        if is_retained:
+            return self._send_retained(batch, rule, qos)
+        return self._send_logged(batch, rule, qos, index)
+
+    def _send_logged(self, batch: OutboundBatch, rule: TopicRule, qos: int, index: int) -> int:
+        """Send messages of QoS 1 or 2 from the log."""
+        entry = batch.entry
+        connection = self._connection
+        payloads = _payloads(batch)
+        numbers = self.table.numbers
+        publishes, finished, released = self.publishes, numbers.finished, numbers.released
+        if not self.table.is_stored and numbers.sent_below <= self.table.created_at:
+            self.table.created_at = batch.offset + index  # the first message has identifier 1
+        created_at = self.table.created_at
+        flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
+        head = self._head(batch.topic.name, rule.identifiers, entry)
+        free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
+        count = entry.count
+        is_v5 = connection.version == V5
+        while index < count:
+            offset = batch.offset + index
+            if offset in finished or offset in released:
+                index += 1
+                continue
+            if free <= 0:
+                break
+            packet_id = (offset - created_at) % IDENTIFIERS + 1
+            if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
+                connection.mark_stalled()
+                break
+            if head is None:  # it has expired
+                index += 1
+                continue
+            topic, properties = head
+            payload = payloads[index]
+            dup = 8 if offset < numbers.sent_below else 0
+            packet = publish_head(flags | dup, topic, packet_id, properties, len(payload))
+            index += 1
+            if len(packet) + len(payload) > self.client_max_bytes:
+                continue
+            publishes[packet_id] = InFlight(offset, qos)
+            free -= 1
+            connection.out += (packet, payload)
+            connection.out_bytes += len(packet) + len(payload)
+            if offset >= numbers.sent_below:
+                numbers.sent_below = offset + 1
+            if is_v5 and self.max_aliases:
+                head = self._head(batch.topic.name, rule.identifiers, entry)  # the alias is known now
+        self.next_offset = batch.offset + index
+        connection.mark_output()
+        return index
+
+    def _send_retained(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
+        """Send a retained message at the beginning of a subscription with QoS 1 or 2. Return 0 if it has to wait."""
+        numbers = self.table.numbers
+        if self.quota - len(self.publishes) - len(self.releases) - len(numbers.not_logged) <= 0:
+            return 0
+        packet_id = IDENTIFIERS + 1 + self._next_retained
+        for _ in range(RETAINED_IDENTIFIERS):
+            if packet_id not in numbers.not_logged and packet_id not in self.releases:
+                break
+            packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
+        self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
+        message = RetainedInFlight(qos, batch.topic.name, batch.entry, rule.identifiers)
+        if self._write_retained(packet_id, message, is_repeat=False):
+            numbers.not_logged[packet_id] = message
+        self._done(batch, 1)
+        return 1
+
+    def _write_retained(self, packet_id: int, message: RetainedInFlight, *, is_repeat: bool) -> bool:
+        """Return False if the client does not accept it."""
+        head = self._head(message.topic, message.identifiers, message.entry)
+        if head is None:
+            return False
+        payload = payloads_of(message.entry)[0]
+        flags = message.qos << 1 | 1 | 8 * is_repeat
+        packet = publish_head(flags, head[0], packet_id, head[1], len(payload)) + payload
+        if len(packet) > self.client_max_bytes:
+            return False
+        self._connection.write(packet)
+        return True
+
+    def _write_batch(self, batch: OutboundBatch, rule: TopicRule, index: int) -> None:
+        """Write messages with QoS 0. The encoded form is the same for all clients without options of their own."""
+        connection = self._connection
+        entry = batch.entry
+        is_retained = bool(batch.flags & RETAIN or (rule.keeps_retain and entry.flags & RETAIN))
+        key = f"{ENCODING} 0 {connection.version == V5} {is_retained}"
+        is_limited = self.client_max_bytes < 1 << 30
+        is_plain = not (rule.identifiers or self.max_aliases or index or is_limited or entry.flags & HAS_EXTENSION)
+        data = batch.encodings.get(key) if is_plain else None
+        if data is None:
+            head = self._head(batch.topic.name, rule.identifiers, entry)
+            if head is None:
+                return
+            payloads = _payloads(batch)[index:]
+            if is_plain and len(set(map(len, payloads))) == 1:
+                # All have one length, like the readings of a sensor: one head serves all.
+                packet = publish_head(int(is_retained), head[0], 0, head[1], len(payloads[0]))
+                data = packet + packet.join(payloads)
+            else:
+                data = self._encode_each(batch.topic.name, payloads, rule, entry, is_retained, head)
+            if is_plain:
+                batch.encodings[key] = data
+        if data:
+            connection.write(data)
+
+    def _encode_each(
+        self,
+        topic: str,
+        payloads: list[bytes],
+        rule: TopicRule,
+        entry: Entry,
+        is_retained: bool,
+        head: tuple[bytes, bytes],
+    ) -> bytes:
+        parts: list[bytes] = []
+        for payload in payloads:
+            packet = publish_head(int(is_retained), head[0], 0, head[1], len(payload))
+            if len(packet) + len(payload) <= self.client_max_bytes:
+                parts += (packet, payload)
+                if self.max_aliases:
+                    head = self._head(topic, rule.identifiers, entry) or head  # the alias is known now
+        return b"".join(parts)
+
+    def _head(self, topic: str, identifiers: list[int], entry: Entry) -> tuple[bytes, bytes] | None:
+        """Return the encoded topic and properties of the messages of an entry, or None if they have expired."""
+        connection = self._connection
+        expires_us = expiry_of(entry)
+        if expires_us is not None and expires_us <= connection.broker.now_us:
+            return None
+        if connection.version < V5:
+            return encode_text(topic), b""
+        values = packet_properties(extension_of(entry)) if entry.flags & HAS_EXTENSION else {}
+        if expires_us is not None:
+            values[Property.MESSAGE_EXPIRY] = max((expires_us - connection.broker.now_us) // 1_000_000, 1)
+        if identifiers:
+            values[Property.SUBSCRIPTION_ID] = identifiers
+        text = topic
+        if self.max_aliases:
+            alias = self._aliases.get(topic)
+            if alias is not None:
+                values[Property.TOPIC_ALIAS] = alias
+                text = ""
+            elif len(self._aliases) < min(self.max_aliases, MAX_ALIASES):
+                alias = self._aliases[topic] = values[Property.TOPIC_ALIAS] = len(self._aliases) + 1
+        return encode_text(text), encode_packet_properties(values) if values else b"\0"
+
+    def _done(self, batch: OutboundBatch, count: int) -> None:
+        """These messages of a batch need no acknowledgement."""
+        if batch.flags & RETAIN:
+            self.next_offset = max(self.next_offset, batch.end_offset)
+        elif batch.offset or batch.end_offset:
+            self.next_offset = batch.offset + count
+
+    def _rule(self, topic: str, offset: int) -> TopicRule | None:
+        """Return what the filters mean for a message; `offset` is -1 if it is not from the log."""
+        table = self.table
+        if table.version != self._rules_version or len(self._rules) > MAX_RULES:
+            self._rules_version = table.version
+            self._rules.clear()
+        try:
+            rule = self._rules[topic]
+        except KeyError:
+            present = [one for one in table.matching(topic) if one.until is None]
+            rule = self._rules[topic] = make_rule(present)
+        if offset < 0 or (rule is not None and offset >= rule.exact_from):
+            return rule
+        return make_rule(
+            [one for one in table.matching(topic) if one.since <= offset and (one.until is None or offset < one.until)]
+        )
+
+    def _identifier(self, offset: int) -> int:
+        return (offset - self.table.created_at) % IDENTIFIERS + 1
+
+    def _is_released(self, packet_id: int) -> bool:
+        """Return whether the store has a handshake with this identifier, which it would confuse with a new one."""
+        offset = self._released_ids.get(packet_id)
+        if offset is None:
+            return False
+        if offset in self.table.numbers.released:
+            return True
+        del self._released_ids[packet_id]
+        return False
+
+    # -- the client's acknowledgements --------------------------------------------------------------------------------
+
+    def handle_ack(self, kind: int, packet_id: int, code: int) -> bool:
+        """Handle PUBACK, PUBREC or PUBCOMP. Return False if it is not the answer to the packet with this identifier."""
+        if packet_id in self.table.numbers.not_logged:
+            return self._handle_retained_ack(kind, packet_id, code)
+        sent = self.publishes.get(packet_id)
+        if kind == PacketType.PUBCOMP:
+            return self._handle_pubcomp(packet_id, sent)
+        if sent is None:
+            if kind == PacketType.PUBACK:
+                return packet_id not in self.releases
+            self._handle_unknown_pubrec(packet_id, code)
+            return True
+        if (kind == PacketType.PUBACK) != (sent.qos == 1):
+            return False
+        del self.publishes[packet_id]
+        offset = sent.offset
+        if kind == PacketType.PUBACK or code >= Reason.UNSPECIFIED:
+            self.table.numbers.finished.add(offset)
+            return True
+        self.releases[packet_id] = [offset, False]
+        self._released_ids[packet_id] = offset
+        connection = self._connection
+        connection.broker.release(
+            self.table, offset, lambda: self._send_pubrel(packet_id, offset), connection.handle_storage_error
+        )
+        return True
+
+    def _send_pubrel(self, packet_id: int, offset: int | None) -> None:
+        waiting = self.releases.get(packet_id)
+        if waiting is not None and waiting[0] == offset:
+            waiting[1] = True
+            self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
+
+    def _handle_unknown_pubrec(self, packet_id: int, code: int) -> None:
+        waiting = self.releases.get(packet_id)
+        if waiting is not None:
+            if waiting[1]:  # the client repeats it
+                self._send_pubrel(packet_id, waiting[0])
+        elif code < Reason.UNSPECIFIED:
+            self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
+
+    def _handle_pubcomp(self, packet_id: int, sent: InFlight | None) -> bool:
+        if sent is not None:
+            return False
+        waiting = self.releases.get(packet_id)
+        if waiting is not None and waiting[1]:
+            del self.releases[packet_id]
+            offset = waiting[0]
+            if offset is not None:
+                self._connection.broker.complete(self.table, offset)
+                self.table.numbers.finished.add(offset)
+        return True
+
+    def _handle_retained_ack(self, kind: int, packet_id: int, code: int) -> bool:
+        not_logged = self.table.numbers.not_logged
+        message: RetainedInFlight = not_logged[packet_id]
+        if kind == PacketType.PUBACK or code >= Reason.UNSPECIFIED:
+            if kind == PacketType.PUBACK and message.qos != 1:
+                return False
+            del not_logged[packet_id]
+        elif kind == PacketType.PUBREC:
+            if message.qos != 2:
+                return False
+            message.is_released = True
+            self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
+        elif not message.is_released:
+            return False
+        else:
+            del not_logged[packet_id]
+            self.releases.pop(packet_id, None)
+        return True
+
+    def _acknowledge(self) -> None:
+        """Move the position of the session behind the acknowledged messages."""
+        subscription = self.subscription
+        if subscription is None:
+            return
+        below = self.next_offset
+        for one in self.publishes.values():
+            below = one.offset
+            break
+        numbers = self.table.numbers
+        if numbers.finished:
+            if not self.publishes and not self._queue:
+                numbers.finished.clear()
+            elif len(numbers.finished) > 2 * self.quota:
+                numbers.finished = {offset for offset in numbers.finished if offset >= below}
+        if below > subscription.acknowledged_below or subscription.sent:
+            self._connection.broker.acknowledge(subscription, below)
+
+
+def _payloads(batch: OutboundBatch) -> list[bytes]:
+    """Return the messages of a batch, decoded once for all clients."""
+    payloads: list[bytes] | None = batch.encodings.get(ENCODING)
+    if payloads is None:
+        payloads = batch.encodings[ENCODING] = payloads_of(batch.entry)
+    return payloads

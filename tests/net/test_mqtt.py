@@ -1,0 +1,640 @@
+"""MQTT over real sockets, with paho-mqtt as the client: TCP, TLS, WebSocket, bad input, and brokers that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from tests.mqtt import client_packets as packets
+from tests.net.running import LOOPS, Notices, run
+
+from godwit.broker.access import Access, Rule
+from godwit.broker.settings import Settings
+from godwit.errors import AddressError, ConfigurationError, SocketError
+from godwit.mqtt.connection import MqttSettings
+from godwit.mqtt.websocket import CLOSE_NOT_BINARY, CLOSE_PROTOCOL, CLOSE_TOO_LARGE
+from godwit.net.client import connect
+from godwit.net.mqtt import MqttAddress, common_name, parse_mqtt_address
+from godwit.net.service import Service
+from godwit.server.configuration import Configuration, MqttSection
+
+WAIT_S = 20.0
+VERSIONS = [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5]
+
+
+def broker(*listen: str, **section: Any) -> Service:
+    mqtt = MqttSection(listen=listen or ("127.0.0.1:0",), **section)
+    return Service(Configuration(listen=["127.0.0.1:0"], mqtt=mqtt), notices=Notices())
+
+
+def port_of(service: Service, index: int = 0) -> int:
+    return int(service.mqtt_urls[index].removesuffix("/mqtt").rpartition(":")[2])
+
+
+class PahoClient:
+    """A client in a thread of its own, whose messages are collected."""
+
+    def __init__(
+        self,
+        port: int,
+        client_id: str = "",
+        version: Any = paho.MQTTv311,
+        *,
+        transport: Any = "tcp",
+        clean: bool = True,
+        setup: Callable[[paho.Client], None] = lambda client: None,
+    ) -> None:
+        options: dict[str, Any] = {} if version == paho.MQTTv5 else {"clean_session": clean}
+        self.client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version, transport=transport, **options
+        )
+        self.messages: list[paho.MQTTMessage] = []
+        self._changed = threading.Condition()
+        self._subscribed = threading.Event()
+        self.is_connected = threading.Event()
+        self.client.on_message = self._on_message
+        self.client.on_subscribe = lambda *_: self._subscribed.set()
+        self.client.on_connect = lambda *_: self.is_connected.set()
+        setup(self.client)
+        self.client.connect("127.0.0.1", port, keepalive=60)
+        self.client.loop_start()
+        assert self.is_connected.wait(WAIT_S)
+
+    def _on_message(self, client: Any, data: Any, message: paho.MQTTMessage) -> None:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def subscribe(self, pattern: str, qos: int = 2) -> None:
+        self._subscribed.clear()
+        self.client.subscribe(pattern, qos)
+        assert self._subscribed.wait(WAIT_S)
+
+    def publish(self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False) -> None:
+        self.client.publish(topic, payload, qos, retain).wait_for_publish(WAIT_S)
+
+    def wait(self, count: int) -> list[tuple[str, bytes]]:
+        """Return the messages once there are `count` of them."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), len(self.messages)
+            return [(message.topic, bytes(message.payload)) for message in self.messages]
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+def exchange(port: int, version: int, **options: Any) -> None:
+    """One client sends itself messages of each QoS, and finds a retained one."""
+    client = PahoClient(port, f"client-{version}", version, **options)
+    client.subscribe(f"{version}/#")
+    for qos in (0, 1, 2):
+        client.publish(f"{version}/{qos}", b"%d" % qos, qos, retain=qos == 1)
+    assert sorted(client.wait(3)) == [(f"{version}/{qos}", b"%d" % qos) for qos in (0, 1, 2)]
+    client.subscribe(f"{version}/1")
+    client.wait(4)
+    assert client.messages[3].retain
+    client.close()
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("scheme", ["mqtt", "ws"])
+def test_a_client_of_each_version(scheme: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def test() -> None:
+        async with broker(f"{scheme}://127.0.0.1:0{'/mqtt' if scheme == 'ws' else ''}") as service:
+            for version in VERSIONS:
+                transport = "websockets" if scheme == "ws" else "tcp"
+                await asyncio.to_thread(exchange, port_of(service), version, transport=transport)
+
+    run(test, loop)
+
+
+def test_native_clients_and_mqtt_clients_in_one_broker() -> None:
+    async def test() -> None:
+        async with broker() as service, connect(service.urls[0], name="native") as native:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device")
+            async with native.subscribe("up/#") as subscription:
+                await asyncio.to_thread(device.subscribe, "down/#")
+                await asyncio.to_thread(device.publish, "up/a", b"hello", 1)
+                message = await anext(subscription)
+                assert (message.topic, message.payload, message.publisher) == ("up/a", b"hello", "device")
+                await native.publish("down/a", b"answer", qos=2)
+                assert await asyncio.to_thread(device.wait, 1) == [("down/a", b"answer")]
+            await asyncio.to_thread(device.close)
+
+    run(test)
+
+
+def test_the_example_of_the_guide() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "mqtt.md").read_text(encoding="utf-8")
+    source = guide.partition("```python\n")[2].partition("```")[0]
+    assert "1883" in source
+    rule = Rule(clients=("sensor-1",), allow=frozenset(("publish",)), topics=("home/#",))
+    access = Access(secrets={"sensor-1": b"the secret of [[access.client]]"}, rules=(rule,))
+
+    async def test() -> None:
+        mqtt = MqttSection(listen=("127.0.0.1:0",))
+        configuration = Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=mqtt)
+        async with Service(configuration) as service:
+            await asyncio.to_thread(exec, source.replace("1883", str(port_of(service))), {})
+            assert service.server.broker.figures()["log/next_offset"] == 1
+
+    run(test)
+
+
+# -- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+        "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        "-keyout", str(key), "-out", str(certificate),
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return certificate, key
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_tls_and_a_new_certificate(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    certificate, key = make_certificate(tmp_path, "first")
+    port = 0
+
+    def names() -> str:
+        context = ssl.create_default_context(cafile=str(certificate))
+        with (
+            socket.create_connection(("127.0.0.1", port), WAIT_S) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            found: Any = stream.getpeercert()
+            return str(found["subject"][0][0][1])
+
+    async def test() -> None:
+        nonlocal port
+        async with broker("tls://127.0.0.1:0", certificate=certificate, key=key) as service:
+            port = port_of(service)
+            await asyncio.to_thread(
+                exchange, port, paho.MQTTv5, setup=lambda client: client.tls_set(ca_certs=str(certificate))
+            )
+            assert await asyncio.to_thread(names) == "first"
+            new_certificate, new_key = make_certificate(tmp_path, "second")
+            new_certificate.replace(certificate)
+            new_key.replace(key)
+            service.reload(service.configuration)
+            assert await asyncio.to_thread(names) == "second"
+
+    run(test, loop)
+
+
+def sign_certificate(folder: Path, name: str, authority: tuple[Path, Path]) -> tuple[Path, Path]:
+    """Return a certificate of a client that an authority has signed, and its key."""
+    certificate, key, request = (folder / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
+    make = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(request)], check=True, capture_output=True)
+    sign = ["openssl", "x509", "-req", "-in", str(request), "-CA", str(authority[0]), "-CAkey", str(authority[1])]
+    subprocess.run([*sign, "-days", "2", "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_certificate_names_the_user(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    certificate, key = make_certificate(tmp_path, "broker")
+    authority = make_certificate(tmp_path, "authority")
+    press = sign_certificate(tmp_path, "press-7", authority)
+    stranger = make_certificate(tmp_path, "stranger")
+    rule = Rule(clients=("press-*",), allow=frozenset(("publish", "subscribe")), topics=("plant/{client}/#",))
+    access = Access(secrets={"press-7": b"a secret that is not used"}, rules=(rule,), allows_anonymous=False)
+    section = MqttSection(
+        listen=("tls://127.0.0.1:0",),
+        settings=MqttSettings(user_from_certificate=True),
+        certificate=certificate,
+        key=key,
+        client_ca=authority[0],
+    )
+
+    def use_tls(client: paho.Client) -> None:
+        client.tls_set(ca_certs=str(certificate), certfile=str(press[0]), keyfile=str(press[1]))
+
+    async def test() -> None:
+        configuration = Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=section)
+        async with Service(configuration, notices=Notices()) as service:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", setup=use_tls)
+            await asyncio.to_thread(device.subscribe, "plant/press-7/#")
+            await asyncio.to_thread(device.publish, "plant/press-7/state", b"on", 1)
+            assert await asyncio.to_thread(device.wait, 1) == [("plant/press-7/state", b"on")]
+            await asyncio.to_thread(device.close)
+            for wrong in (stranger, None):
+                context = ssl.create_default_context(cafile=str(certificate))
+                if wrong is not None:
+                    context.load_cert_chain(*wrong)
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    await asyncio.to_thread(handshake, port_of(service), context)
+
+    run(test, loop)
+
+
+def handshake(port: int, context: ssl.SSLContext) -> bytes:
+    """With TLS 1.3 a client learns only from the first read that its certificate is refused."""
+    with (
+        socket.create_connection(("127.0.0.1", port), WAIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+    ):
+        stream.sendall(packets.connect("stranger"))
+        data = stream.recv(100)
+        if not data:
+            raise ConnectionError("closed")
+        return data
+
+
+def test_the_common_name_of_a_certificate() -> None:
+    one = (("commonName", "a"),)
+    assert common_name({"subject": ((("countryName", "x"),), one)}) == "a"
+    for wrong in (None, {}, {"subject": ()}, {"subject": (one, one)}):
+        assert common_name(wrong) == ""
+
+
+def test_a_certificate_that_does_not_exist(tmp_path: Path) -> None:
+    async def test() -> None:
+        service = broker("tls://127.0.0.1:0", certificate=tmp_path / "no", key=tmp_path / "no")
+        with pytest.raises(ConfigurationError, match="check certificate"):
+            await service.start()
+
+    run(test)
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_addresses() -> None:
+    assert parse_mqtt_address("h:1") == MqttAddress("mqtt", "h", 1)
+    assert parse_mqtt_address("h") == MqttAddress("mqtt", "h", 1883)
+    assert parse_mqtt_address("tls://[::1]") == MqttAddress("tls", "::1", 8883)
+    assert parse_mqtt_address("ws://h:80/a/b") == MqttAddress("ws", "h", 80, "/a/b")
+    assert parse_mqtt_address("wss://h") == MqttAddress("wss", "h", 8084, "/mqtt")
+    assert parse_mqtt_address("ws://h/") == MqttAddress("ws", "h", 8083, "/")
+    for text in ("http://h", "mqtt://h/path", "h:x", ""):
+        with pytest.raises(AddressError):
+            parse_mqtt_address(text)
+
+
+def test_a_port_in_use() -> None:
+    async def test() -> None:
+        async with broker() as service:
+            with pytest.raises(SocketError, match="TCP"):
+                await broker(f"127.0.0.1:{port_of(service)}").start()
+
+    run(test)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+async def read_end(reader: asyncio.StreamReader) -> bytes:
+    """Return everything until the broker closes the connection."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+def test_invalid_packets_end_their_connection_and_no_other() -> None:
+    bad = [
+        b"\x30\x05hello",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x10\xff\xff\xff\x7f",
+        packets.connect("x") + b"\x30\xff\xff\xff\x7f",
+        packets.connect("x") + packets.connect("x"),
+        packets.connect("x", 5) + packets.publish("t", qos=1, packet_id=0, version=5),
+        packets.connect("x", 5) + packets.publish("", version=5, values={0x23: 99}),
+        os.urandom(64),
+    ]
+
+    async def test() -> None:
+        async with broker() as service:
+            good = await asyncio.to_thread(PahoClient, port_of(service), "good")
+            await asyncio.to_thread(good.subscribe, "t")
+            for data in bad:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+                writer.write(data)
+                if data[:1] == b"\x10" and len(data) < 100:
+                    await writer.drain()
+                writer.write_eof() if data == bad[-1] else None
+                await read_end(reader)
+                writer.close()
+            await asyncio.to_thread(good.publish, "t", b"still here", 1)
+            assert await asyncio.to_thread(good.wait, 1) == [("t", b"still here")]
+            await asyncio.to_thread(good.close)
+
+    run(test)
+
+
+def test_many_filters_in_one_subscribe_and_a_random_stream() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    async def test() -> None:
+        async with broker() as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            filters = [(f"a/{number}/+", 1) for number in range(500)]
+            writer.write(packets.connect("many", 4) + packets.subscribe(7, *filters))
+            assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
+            assert (await reader.readexactly(3 + 2 + 500))[5:] == b"\x01" * 500
+            writer.close()
+            for _ in range(50):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+                writer.write(packets.connect("r", rng.choice((3, 4, 5))) + rng.randbytes(rng.randrange(1, 400)))
+                writer.write_eof()
+                await read_end(reader)
+                writer.close()
+
+    run(test)
+
+
+def test_connections_without_a_login_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.net.mqtt.MAX_UNADMITTED_PER_HOST", 3)
+
+    async def test() -> None:
+        async with broker() as service:
+            silent = [await asyncio.open_connection("127.0.0.1", port_of(service)) for _ in range(3)]
+            # A connection is counted when the broker has accepted it.
+            while service._mqtt is None or service._mqtt.protocol.unadmitted.total() < 3:
+                await asyncio.sleep(0)
+            reader, refused = await asyncio.open_connection("127.0.0.1", port_of(service))
+            assert await read_end(reader) == b""
+            silent[0][1].write(packets.connect("x"))
+            assert await silent[0][0].readexactly(4) == b"\x20\x02\x00\x00"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(packets.connect("y"))
+            assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
+            for _, each in (*silent, (reader, writer), (reader, refused)):
+                each.close()
+
+    run(test)
+
+
+def ws_request(*, protocol: str = "mqtt", path: str = "/mqtt", key: str = "dGhlIHNhbXBsZSBub25jZQ==") -> bytes:
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {protocol}\r\n\r\n"
+    ).encode()
+
+
+def ws_frame(body: bytes, kind: int = 2, *, fin: bool = True, mask: bytes = b"abcd", size: int | None = None) -> bytes:
+    length = len(body) if size is None else size
+    head = bytes((0x80 * fin | kind, (0x80 if mask else 0) | (length if length < 126 else 127)))
+    long = b"" if length < 126 else length.to_bytes(8, "big")
+    masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(body)) if mask else body
+    return head + long + mask + masked
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        (ws_frame(packets.connect("x"), mask=b""), CLOSE_PROTOCOL),
+        (ws_frame(b"", size=2**40), CLOSE_TOO_LARGE),
+        (ws_frame(b"text", 1), CLOSE_NOT_BINARY),
+        (ws_frame(b"x", 0), CLOSE_PROTOCOL),
+        (ws_frame(b"x" * 126, 9), CLOSE_PROTOCOL),
+        (ws_frame(b"x", 2, fin=False) + ws_frame(b"y", 2), CLOSE_PROTOCOL),
+    ],
+)
+def test_invalid_websocket_frames(frames: bytes, code: int) -> None:
+    async def test() -> None:
+        async with broker("ws://127.0.0.1:0/mqtt") as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(ws_request() + frames)
+            received = await read_end(reader)
+            assert received.endswith(b"\x88\x02" + code.to_bytes(2, "big"))
+            writer.close()
+
+    run(test)
+
+
+def test_a_websocket_with_fragments_and_pings() -> None:
+    async def test() -> None:
+        async with broker("ws://127.0.0.1:0/mqtt") as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            data = packets.connect("x")
+            stream = ws_request() + ws_frame(data[:5], fin=False) + ws_frame(b"ping", 9) + ws_frame(data[5:], 0)
+            for byte in stream:
+                writer.write(bytes((byte,)))
+                await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head  # the example of RFC 6455
+            assert await reader.readexactly(6) == b"\x8a\x04ping"
+            assert await reader.readexactly(6) == b"\x82\x04\x20\x02\x00\x00"
+            writer.write(ws_frame(b"\x03\xe8", 8))
+            assert await read_end(reader) == b"\x88\x02\x03\xe8"
+            writer.close()
+            for request, status in (
+                (ws_request(path="/other"), b"404"),
+                (ws_request(protocol="chat"), b"400"),
+                (ws_request(key="short"), b"426"),
+                (b"POST /mqtt HTTP/1.1\r\n\r\n", b"400"),
+                (b"GET " + b"x" * 10_000, b"431"),
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+                writer.write(request)
+                assert (await read_end(reader)).startswith(b"HTTP/1.1 " + status)
+                writer.close()
+
+    run(test)
+
+
+# -- brokers that are killed ------------------------------------------------------------------------------------------
+
+
+class StrictClient:
+    """An MQTT 3.1.1 client with a session, which keeps the state of QoS 1 and 2 over its reconnects, as it must.
+
+    paho-mqtt does not: when a reconnect fails, it publishes messages of QoS 2 again that the broker has released.
+    """
+
+    def __init__(self, port: int, client_id: str) -> None:
+        self.port = port
+        self.client_id = client_id
+        self.messages: list[tuple[int, bytes]] = []
+        """QoS and payload."""
+        self.repeats: set[int] = set()
+        """Identifiers of messages that came again with DUP."""
+        self.changed = asyncio.Condition()
+        self._out: dict[int, bytes] = {}
+        """Packets to repeat after a reconnect, by packet identifier: a PUBLISH with DUP, or a PUBREL."""
+        self._received: set[int] = set()
+        self._next_id = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            writer: asyncio.StreamWriter | None = None
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.write(packets.connect(self.client_id, clean=False))
+                connack = await reader.readexactly(4)
+                assert connack[3] == 0, connack
+                writer.write(b"".join(self._out.values()))
+                async with self.changed:
+                    self._writer = writer
+                    self.changed.notify_all()
+                while True:
+                    await self._handle(await self._read(reader), writer)
+            except (OSError, asyncio.IncompleteReadError):
+                await asyncio.sleep(0.02)
+            finally:
+                self._writer = None
+                if writer is not None:
+                    writer.close()
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def _read(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        first = (await reader.readexactly(1))[0]
+        size = shift = 0
+        while True:
+            byte = (await reader.readexactly(1))[0]
+            size |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return first, await reader.readexactly(size)
+
+    async def _handle(self, packet: tuple[int, bytes], writer: asyncio.StreamWriter) -> None:
+        first, body = packet
+        kind = first >> 4
+        if kind == 3:
+            at = 2 + int.from_bytes(body[:2], "big")
+            qos = first >> 1 & 3
+            packet_id = int.from_bytes(body[at : at + 2], "big")
+            if first & 8:
+                self.repeats.add(packet_id)
+            if qos == 1 or packet_id not in self._received:
+                self.messages.append((qos, body[at + 2 :]))
+            if qos == 2:
+                self._received.add(packet_id)
+            writer.write(packets.ack(4 if qos == 1 else 5, packet_id))
+        else:
+            packet_id = int.from_bytes(body[:2], "big")
+            if kind == 6:
+                self._received.discard(packet_id)
+                writer.write(packets.ack(7, packet_id))
+            elif kind == 5:
+                self._out[packet_id] = packets.ack(6, packet_id)
+                writer.write(self._out[packet_id])
+            elif kind in (4, 7):
+                self._out.pop(packet_id, None)
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def subscribe(self, pattern: str) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self._writer is not None)
+        assert self._writer is not None
+        self._writer.write(packets.subscribe(1, (pattern, 2)))
+
+    async def publish(self, topic: str, payload: bytes, qos: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: len(self._out) < 50)
+        self._next_id = self._next_id % 65535 + 1
+        number = self._next_id
+        self._out[number] = packets.publish(topic, payload, qos=qos, packet_id=number, dup=True)
+        if self._writer is not None:
+            self._writer.write(packets.publish(topic, payload, qos=qos, packet_id=number))
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with self.changed:
+            await self.changed.wait_for(is_true)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._out
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def start_broker(folder: Path, port: int) -> asyncio.subprocess.Process:
+    """A broker with a log on disk, as a process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "godwit", "broker", "--listen", "127.0.0.1:0", "--data", str(folder),
+        "--archive", "none", "--mqtt", f"127.0.0.1:{port}", "--quiet", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if b"mqtt://" in line:
+            return process
+    raise AssertionError("the broker has ended")
+
+
+KILLS = int(os.environ.get("GODWIT_MQTT_KILLS", "4"))
+PER_RUN = 150
+
+
+def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
+    """QoS 1 at least once, QoS 2 exactly once and in order, with clients that keep their state."""
+    port = free_port()
+
+    async def test() -> None:
+        process = await start_broker(tmp_path, port)
+        receiver, sender = StrictClient(port, "receiver"), StrictClient(port, "sender")
+        await receiver.subscribe("t/#")
+        count = 0
+        for kill in range(KILLS + 1):
+            for _ in range(PER_RUN):
+                for qos in (1, 2):
+                    await sender.publish(f"t/{qos}", b"%d" % count, qos)
+                count += 1
+            if kill < KILLS:  # while messages are on their way in both directions
+                process.kill()
+                await process.wait()
+                process = await start_broker(tmp_path, port)
+        wanted = [b"%d" % number for number in range(count)]
+        await sender.until(lambda: sender.is_idle)
+        await receiver.until(
+            lambda: (
+                {payload for qos, payload in receiver.messages if qos == 1} == set(wanted)
+                and len([1 for qos, _ in receiver.messages if qos == 2]) >= count
+            )
+        )
+        assert [payload for qos, payload in receiver.messages if qos == 2] == wanted
+        await receiver.stop()
+        await sender.stop()
+        process.kill()
+        await process.wait()
+
+    run(test, deadline_s=60 + 30 * KILLS)
+
+
+def test_settings_of_the_listener_reach_the_client() -> None:
+    async def test() -> None:
+        async with broker(settings=MqttSettings(receive_maximum=7, topic_alias_maximum=0)) as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(packets.connect("x", 5))
+            head = await reader.readexactly(2)
+            body = await reader.readexactly(head[1])
+            assert body.endswith(b"\x21\x00\x07")
+            assert b"\x22" not in body[:4]
+            writer.close()
+
+    run(test)

@@ -134,6 +134,8 @@ class Reader:
         for sub in self.subscriptions:
             if not sub.stream.is_answered:
                 self._expect(sub)
+            else:  # the library subscribes again at its position: a new session stores that, also if no reply arrives
+                self._asked.setdefault(sub.key, (sub, sub.stream.start.lowest))
 
     def on_offline(self) -> None:
         for sub in self.subscriptions:

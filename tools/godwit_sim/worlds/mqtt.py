@@ -166,7 +166,7 @@ class MqttClient:
         """Of QoS 2, until PUBREL."""
         self.received: Counter[bytes] = Counter()
         self.exact: Counter[bytes] = Counter()
-        """Payloads of messages that came with QoS 2."""
+        """Payloads of messages that came with QoS 2, without those from the store of retained messages."""
         self.confirmed: list[Publication] = []
         self._next_id = 0
         self._buffer = b""
@@ -329,7 +329,8 @@ class MqttClient:
             if number in self.received_ids:
                 return
             self.received_ids.add(number)
-            self.exact[payload] += 1
+            if not first & 1:  # retained messages come again with each SUBSCRIBE, and without a SUBACK it is repeated
+                self.exact[payload] += 1
         self.received[payload] += 1
 
     def _handle_ack(self, kind: int, number: int, code: int) -> None:

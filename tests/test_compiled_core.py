@@ -1,4 +1,4 @@
-"""The compiled core: when it is used, what it depends on, and how it is built."""
+"""The compiled core: its use, its sources and its build."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_without_a_compiler_the_wheel_has_the_sources_alone(tmp_path: Path) -> N
 def test_a_wheel_carries_the_compiled_core(tmp_path: Path) -> None:
     kept = os.environ.get("GODWIT_CORE_BUILD", "")
     if not is_compiled("godwit.wire.batch") or not (Path(kept) / "godwit_core").exists():
-        pytest.skip("compiling takes minutes, and there is no compiled core to use")
+        pytest.skip("compiling takes minutes, and the compiled core is not installed")
     build(tmp_path, GODWIT_CORE="compiled")
     (wheel,) = tmp_path.glob("*.whl")
     assert not wheel.name.endswith("-any.whl")

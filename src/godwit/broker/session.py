@@ -13,6 +13,7 @@ from godwit.broker.quotas import ANONYMOUS, Usage
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
 from godwit.wire.control import Will
+from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
     from godwit.broker.ports import Peer
@@ -32,6 +33,11 @@ def check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the name {name!r} is no valid Unicode text: choose another") from None
+
+
+def is_group_session(name: str) -> bool:
+    """Return whether this is the name of the session of a consumer group, see godwit.broker.groups."""
+    return name.startswith(GROUP_PREFIX)
 
 
 def made_name(instance: bytes) -> str:

@@ -53,6 +53,7 @@ from godwit.mqtt.scram import METHOD, NONCE_BYTES, ScramError, ScramExchange
 from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
+from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
     from godwit.mqtt.protocol import MqttProtocol
@@ -232,6 +233,8 @@ class MqttConnection(Peer):
         elif self.is_admitted and not self.is_closing:
             self.outbound.send_queued()
             self._resume()
+            if self.members:
+                self.broker.resume_members(self)
         self._set_reading()
         self._count_held()
 
@@ -576,7 +579,6 @@ class MqttConnection(Peer):
             values[Property.ASSIGNED_CLIENT_ID] = self.assigned_id
         if settings.max_keep_alive_s:
             values[Property.SERVER_KEEP_ALIVE] = self.keep_alive_s
-        values[Property.SHARED_AVAILABLE] = 0
         values[Property.MAXIMUM_PACKET_SIZE] = self._max_packet_bytes()
         values[Property.RECEIVE_MAXIMUM] = settings.receive_maximum
         values |= more
@@ -598,27 +600,21 @@ class MqttConnection(Peer):
     def _subscribe(self, packet: SubscribePacket) -> None:
         identifier = packet.properties.get(Property.SUBSCRIPTION_ID, 0)
         requests: list[FilterRequest] = []
-        codes: list[int | None] = []
         for text, options in packet.filters:
-            if text.startswith("$share/"):
-                codes.append(Reason.NO_SHARED)
-                continue
-            codes.append(None)
             handling: Any = ("always", "if new", "never")[options >> 4 & 3]
             extra = NO_LOCAL | RETAIN_AS_PUBLISHED if self.is_bridge else 0
+            if text.startswith(GROUP_PREFIX):  # without retained messages, and with QoS 1 at most
+                handling, extra = "never", extra & RETAIN_AS_PUBLISHED
+                options = options & ~3 | min(options & 3, 1)
             requests.append(FilterRequest(text, options & 0x0F | extra, identifier, handling))
 
         def reply(results: list[RequestFailure | None]) -> None:
-            failures = iter(results)
-            granted = iter([request.options & 3 for request in requests])
-            text = ""
-            for index, code in enumerate(codes):
-                if code is None:
-                    failure = next(failures)
-                    qos = next(granted)
-                    codes[index] = qos if failure is None else self._subscribe_reason(failure)
-                    text = text or ("" if failure is None else failure.text)
-            shown = [code or 0 if self.version == V5 or (code or 0) < 0x80 else 0x80 for code in codes]
+            text = next((failure.text for failure in results if failure is not None), "")
+            codes = [
+                request.options & 3 if failure is None else self._subscribe_reason(failure)
+                for request, failure in zip(requests, results, strict=True)
+            ]
+            shown = [code if self.version == V5 or code < 0x80 else 0x80 for code in codes]
             self.write(encode_suback(self.version, packet.packet_id, shown, text[:200] if self.wants_reasons else ""))
             self.check_input()
 

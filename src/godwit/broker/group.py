@@ -172,7 +172,7 @@ class GroupPeer(Peer):
         self.session = session
 
     def close(self, code: Code, text: str) -> None:
-        """Do nothing: the connections are those of the members."""
+        """Do nothing: each member has a connection of its own."""
 
     def ping(self) -> None:
         """Do nothing: no client can claim the name of a group."""

@@ -285,7 +285,7 @@ class FilterTable(BrokerSubscription):
         super().__init__(serial, session, (), None, offset)
         self.table: dict[str, TableFilter] = {}
         self._trie: FilterTrie[str] = FilterTrie()
-        """Of all filters in the table, except those of consumer groups: `$share/NAME/FILTER`."""
+        """Of all filters in the table, except the ones of consumer groups: `$share/NAME/FILTER`."""
         self.members: dict[str, GroupMember] = {}
         """The memberships for these, while the client is connected."""
         self.created_at = created_at

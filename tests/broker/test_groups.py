@@ -394,6 +394,22 @@ def test_messages_that_retention_deleted_are_counted_and_reported() -> None:
     assert [gap.count for gap in third.gaps] == [3]
 
 
+def test_a_group_with_1000_members() -> None:
+    world = World(Settings(max_sessions=1001))
+    peers = members(world, 1000)
+    sender = world.client("sender")
+    channel = sender.open("orders/new")
+    for number in range(0, 5000, 50):
+        sender.publish(channel, *numbered(50, number))
+    assert received(peers) == numbered(5000)
+    assert groups(sender)[0].member_count == 1000
+    assert len(groups(sender)[0].members) == 100
+    for peer in peers[:500]:
+        peer.die()
+    sender.publish(channel, *numbered(100, 5000))
+    assert received(peers) == numbered(5100)
+
+
 def test_a_row_of_an_older_version_has_no_ranges() -> None:
     row = SubscriptionRow("name", ("a",), None, 7)
     assert (row.high, row.unfinished) == (0, ())

@@ -178,7 +178,7 @@ class Admission:
 
     def _require_room(self, peer: Peer, is_proved: bool) -> None:
         settings = self._catalogue.settings
-        is_full = len(self.sessions) >= settings.max_sessions
+        is_full = len(self.sessions) - self.sessions.groups >= settings.max_sessions
         if is_full and not (is_proved and self._make_room()):
             raise RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here")
         limit = settings.max_sessions_per_host

@@ -355,7 +355,7 @@ class Broker:
         return {
             "uptime_s": (self.now_us - self._started_us) // 1_000_000,
             "clients/connected": sum(peer.session is not None for peer in self._peers if peer.is_open),
-            "clients/sessions": len(self.sessions) - len(self.groups),
+            "clients/sessions": len(self.sessions) - self.sessions.groups,
             "groups": len(self.groups),
             "subscriptions": delivery.subscriptions,
             "topics": len(self._catalogue),

@@ -306,6 +306,19 @@ def test_limits_and_rights() -> None:
     assert groups(root)[0].member_count == 0
 
 
+def test_half_of_the_groups_are_for_clients_that_prove_a_name() -> None:
+    rules = (Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",)),)
+    world = World(Settings(access=Access(secrets={"known": b"1" * 16}, rules=rules), max_groups=4))
+    anonymous, known = world.client(), world.client("known", secret=b"1" * 16)
+    join(anonymous, group="a")
+    join(anonymous, group="b")
+    assert anonymous.refused_subscribe("x", group="c") is Code.TOO_MANY
+    join(known, group="c")
+    join(known, group="d")
+    join(anonymous, group="d")
+    assert known.refused_subscribe("x", group="e") is Code.TOO_MANY
+
+
 def test_what_is_acknowledged_is_not_delivered_again_after_a_restart() -> None:
     world = DurableWorld()
     first, second = world.client("first"), world.client("second")

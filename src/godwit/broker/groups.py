@@ -105,11 +105,17 @@ class Groups:
                     Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r} in the group {name!r}"
                 )
 
-    def require_room(self, name: str, filters: tuple[str, ...]) -> None:
-        """Raise RequestFailure if there are too many groups for another one."""
-        limit = self._catalogue.settings.max_groups
+    def require_room(self, session: Session, name: str, filters: tuple[str, ...]) -> None:
+        """Raise RequestFailure if there are too many groups for another one of this client.
+
+        Where names are listed, half of the groups are for clients that prove one.
+        """
+        settings = self._catalogue.settings
+        is_half = bool(settings.access.secrets) and not session.is_proved
+        limit = settings.max_groups // 2 if is_half else settings.max_groups
         if len(self._groups) >= limit and self.get(name, filters) is None:
-            raise RequestFailure(Code.TOO_MANY, f"there are {limit} groups, which is the limit here")
+            text = f"there are {limit} groups, which is the limit for this client: use one, or raise limits.groups"
+            raise RequestFailure(Code.TOO_MANY, text)
 
     def join(
         self,

@@ -161,7 +161,7 @@ class SubscriptionRequests:
             self._begin_lookup(peer, request, outbound, reply)
             return
         self._require_room(session, filters)
-        self.groups.require_room(request.group, filters)
+        self.groups.require_room(session, request.group, filters)
         start = self._delivery.next_offset if group is not None else self._start(request, None, offset, None)
         self._create_topics(session, filters)
         member, must_wait = self.groups.join(
@@ -450,7 +450,7 @@ class SubscriptionRequests:
         assert name is not None
         self._check_pattern(session, pattern)
         self.groups.check(session, name, (pattern,))
-        self.groups.require_room(name, (pattern,))
+        self.groups.require_room(session, name, (pattern,))
         former = table.members.pop(one.text, None)
         table.members[one.text], _ = self.groups.join(
             peer,

@@ -11,7 +11,7 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.group import OffsetSet
+from godwit.broker.group import HEAP_SLACK, OffsetSet
 from godwit.broker.settings import Settings
 from godwit.limits import GROUP_STORED_RANGES, RESTART_GRACE_S
 from godwit.wire import control as c
@@ -405,6 +405,25 @@ def test_messages_that_retention_deleted_are_counted_and_reported() -> None:
     sender.publish(channel, b"7")
     assert third.payloads == [b"7"]
     assert [gap.count for gap in third.gaps] == [3]
+
+
+def test_a_message_that_is_never_acknowledged_costs_no_memory() -> None:
+    world = World()
+    stuck, quick = world.client("stuck"), world.client("quick")
+    stuck.confirms_itself = False
+    join(stuck, max_in_flight=1)
+    sender = world.client("sender")
+    channel = sender.open("orders/new")
+    sender.publish(channel, b"0")
+    join(quick)
+    for number in range(1, 4000):
+        sender.publish(channel, b"%d" % number)
+    (group,) = world.server.broker.groups.after(None)
+    assert groups(sender)[0].position == 0
+    assert group.unfinished() == [(0, 1)]
+    assert len(group._heap) <= HEAP_SLACK + 10
+    assert not group._queue
+    assert received([quick]) == numbered(3999, 1)
 
 
 def test_a_group_with_1000_members() -> None:

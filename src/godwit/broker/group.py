@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,6 +42,8 @@ QUICK_US: Final = 100_000
 """A member that acknowledges within this time gets more messages at once,"""
 LATE_US: Final = 1_000_000
 """and one that takes longer than this gets fewer."""
+HEAP_SLACK: Final = 1024
+"""Entries of acknowledged pieces that the heap of a group may have."""
 
 
 # -- offsets ----------------------------------------------------------------------------------------------------------
@@ -494,6 +496,9 @@ class Group(Outbound):
         heap, flight = self._heap, self._flight
         while heap and heap[0] not in flight:
             heappop(heap)
+        if len(heap) > 2 * len(flight) + HEAP_SLACK:  # one message is not acknowledged for long, and many others are
+            heap[:] = flight
+            heapify(heap)
         lows = [self._queue[0].ranges[-1][0]] if self._queue else []
         if heap:
             lows.append(heap[0])

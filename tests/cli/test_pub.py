@@ -199,7 +199,7 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["a", "x", "--arq", "go-back-n:0"], "the window '0' of go-back-n is out of range"),
         (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
         (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
-        (["a", "x", "--broker", "host:port"], "is no port"),
+        (["a", "x", "--broker", "host:port"], "is not a port"),
         (["a", "x", "--broker", "no such host"], "host no such host"),
         (["a", "x", "--name", "n" * 257], "name"),
         (["a", "x", "--secret-file", "/nowhere"], "a secret proves a name"),

@@ -6,8 +6,9 @@ import importlib
 import inspect
 import io
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 
@@ -111,6 +112,41 @@ ignored.
 """
 
 
+class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type]
+    """Writes help texts whose lines never end within a word such as `--secret-file`, with limits in words.
+
+    Lines are wrapped after hyphens otherwise, so these are non-breaking ones until the text is complete.
+    """
+
+    HYPHEN = "\N{NON-BREAKING HYPHEN}"
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        super().write_usage(prog, args.replace("-", self.HYPHEN), prefix)
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self.HYPHEN))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *args: int, **kwargs: int) -> None:
+        rows = [(first, _limits_in_words(second).replace("-", self.HYPHEN)) for first, second in rows]
+        super().write_dl(rows, *args, **kwargs)
+
+    def getvalue(self) -> str:
+        text: str = super().getvalue()
+        return text.replace(self.HYPHEN, "-")
+
+
+def _limits_in_words(text: str) -> str:
+    """Return a help text in which limits such as `0<=x<=2` and `x>=1` are written as `0 to 2` and `at least 1`."""
+    text = re.sub(r"([\d.]+)<=x<=([\d.]+)\]$", r"\1 to \2]", text)
+    return re.sub(r"x>=([\d.]+)\]$", r"at least \1]", text)
+
+
+class HelpContext(typer.Context):
+    """A context whose help is written by our formatter."""
+
+    formatter_class = HelpFormatter
+
+
 class PlainCommand(TyperCommand):
     """A command whose usage line names the required arguments without braces: `godwit pub TOPIC [MESSAGE]`."""
 
@@ -120,6 +156,8 @@ class PlainCommand(TyperCommand):
 
 class RootGroup(TyperGroup):
     """The root command. It imports a command when it is run, and only lists it before."""
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = (*COMMANDS, *super().list_commands(ctx), *self._entries)
@@ -191,7 +229,7 @@ def _new_holder() -> typer.Typer:
 def _built(holder: typer.Typer, name: str) -> Any:
     _unwrap_help(holder)
     command = typer.main.get_group(holder).commands[name]
-    _name_values(command)
+    _prepare_help(command)
     return command
 
 
@@ -290,14 +328,15 @@ def _unwrap_help(app: typer.Typer) -> None:
             _unwrap_help(group.typer_instance)
 
 
-def _name_values(command: Any) -> None:
-    """Give each argument and each option with a value a name for that value: its own, in capitals."""
+def _prepare_help(command: Any) -> None:
+    """Give each argument and each option with a value a name for that value, its own in capitals; and our help."""
+    command.context_class = HelpContext
     for parameter in command.params:
         if parameter.metavar is None and not getattr(parameter, "is_flag", False) and parameter.name != "help":
             more = "..." if parameter.nargs == -1 else ""
             parameter.metavar = f"{parameter.name.removeprefix('as_').upper()}{more}"
     for subcommand in getattr(command, "commands", {}).values():
-        _name_values(subcommand)
+        _prepare_help(subcommand)
 
 
 def run(app: typer.Typer) -> NoReturn:

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
-from godwit.errors import GodwitError
+from godwit.errors import GodwitError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -103,6 +103,9 @@ DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
 
 MAX_HELP_WIDTH: Final = 100
 
+IS_LITERAL: Final = "godwit.cli.is_literal"
+"""Key in the context of a PayloadCommand: whether its arguments contain --, after which a payload is a text."""
+
 ENTRY_POINTS: Final = "godwit.commands"
 """Entry point group through which other distributions add commands.
 
@@ -152,6 +155,29 @@ class PlainCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+
+class PayloadCommand(PlainCommand):
+    """A command with a payload that may begin with a hyphen: -5 is a payload, --retian an unknown option.
+
+    After -- everything is a payload. The command needs the setting `ignore_unknown_options`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UsageError: An argument looks like an option, and the command has no such option.
+        """
+        is_literal = ctx.meta[IS_LITERAL] = "--" in args
+        literal_count = len(args) - args.index("--") - 1 if is_literal else 0
+        values, extra, _ = self.make_parser(ctx).parse_args(list(args))
+        arguments = (values.get(one.name) for one in self.params if one.param_type_name == "argument" and one.name)
+        found = [*(text for text in arguments if isinstance(text, str)), *extra]
+        for text in found[: max(len(found) - literal_count, 0)]:
+            if re.match(r"-[^\d.\s]", text) and not ctx.resilient_parsing:
+                raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+        return super().parse_args(ctx, args)
 
 
 class RootGroup(TyperGroup):

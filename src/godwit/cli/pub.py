@@ -30,6 +30,7 @@ from godwit.cli.connection import (
     connected,
     run,
 )
+from godwit.cli.main import IS_LITERAL, PayloadCommand
 from godwit.cli.streams import PayloadLimit, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
@@ -60,12 +61,14 @@ def register(root: typer.Typer) -> None:
     """Add `godwit pub`."""
     root.command(
         "pub",
+        cls=PayloadCommand,
         epilog="Example: godwit pub home/kitchen/temperature 21.5 --retain",
         context_settings={"ignore_unknown_options": True},  # so that -5.5 is a message
     )(pub)
 
 
 def pub(
+    context: typer.Context,
     topic: Annotated[str, typer.Argument(help="Topic to publish to; its levels are separated by /.")],
     message: Annotated[
         str | None,
@@ -140,7 +143,8 @@ def pub(
     elif lines:
         run(_publish_lines(target, plan))
     else:
-        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=not stdin and "--" in sys.argv)
+        is_literal = not stdin and context.meta[IS_LITERAL]
+        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=is_literal)
         if repeat == 1:
             run(_publish(target, plan, payload), is_brief=True)
         else:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import queue
-import re
 import select
 import stat
 import sys
@@ -185,9 +184,6 @@ def discard_output() -> None:
     os.close(nowhere)
 
 
-_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
-
-
 class PayloadLimit(NamedTuple):
     """The largest payload, and how an error describes it."""
 
@@ -198,10 +194,10 @@ class PayloadLimit(NamedTuple):
 def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = False) -> bytes:
     """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
 
-    With `is_literal` the argument came after --: it is a text, even if it looks like an option or begins with @.
+    With `is_literal` the argument came after --: it is a text, even if it begins with @.
 
     Raises:
-        UsageError: The payload is too long, or looks like an unknown option.
+        UsageError: The payload is too long.
         GodwitError: Reading the file failed.
     """
     if text is None:
@@ -220,8 +216,6 @@ def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = Fa
                 f"cannot read {path}: {error.strerror or error}; check the path, or put -- before a payload that "
                 "begins with @"
             ) from error
-    if _LOOKS_LIKE_AN_OPTION.match(text):
-        raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
     return _text(text, limit)
 
 

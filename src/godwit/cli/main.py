@@ -130,7 +130,7 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-t
         super().write_text(text.replace("-", self.HYPHEN))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: int, **kwargs: int) -> None:
-        rows = [(first, _limits_in_words(second).replace("-", self.HYPHEN)) for first, second in rows]
+        rows = [(first, limits_in_words(second).replace("-", self.HYPHEN)) for first, second in rows]
         super().write_dl(rows, *args, **kwargs)
 
     def getvalue(self) -> str:
@@ -138,7 +138,7 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-t
         return text.replace(self.HYPHEN, "-")
 
 
-def _limits_in_words(text: str) -> str:
+def limits_in_words(text: str) -> str:
     """Return a help text in which limits such as `0<=x<=2` and `x>=1` are written as `0 to 2` and `at least 1`."""
     text = re.sub(r"([\d.]+)<=x<=([\d.]+)\]$", r"\1 to \2]", text)
     return re.sub(r"x>=([\d.]+)\]$", r"at least \1]", text)

@@ -212,7 +212,7 @@ def test_a_child_that_has_ended_receives_nothing() -> None:
 
 
 class FakeChild:
-    """Records what is done with it, in a list that it shares with others."""
+    """Records its calls in a list that several share."""
 
     def __init__(self, name: str, calls: list[tuple[str, str, float]]) -> None:
         self._name, self._calls = name, calls

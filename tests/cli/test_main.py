@@ -112,7 +112,7 @@ print([name for name in sys.modules if name.startswith(("godwit.net.", "godwit.c
 def imported(*arguments: str) -> tuple[str, str]:
     """The two lists that IMPORTS prints after a command."""
     command = [sys.executable, "-c", IMPORTS, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     tools, own = result.stdout.splitlines()[-2:]
     return tools, own
 
@@ -371,13 +371,13 @@ def test_ctrl_c_ends_a_real_process_with_130_and_no_word() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="godwit is not installed beside this interpreter")
 def test_installed_script() -> None:
-    result = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.strip() == f"godwit {godwit.__version__}"
 
 

@@ -95,6 +95,9 @@ CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Commands that connect to a broker, and their subcommands."""
 
+CONTEXT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {**CLIENT_COMMANDS, "pipeline": ("run", "status")}
+"""Commands to which a context applies: also those that find a broker's archive by the address of the broker."""
+
 DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
     "bench": "Measure on this machine, side by side with peers and limits.",
     "sim": "Run Godwit in simulated networks, in virtual time, from a seed.",
@@ -312,15 +315,20 @@ def _root(
 
 
 def _set_defaults(root: typer.Context, context: str | None) -> None:
-    """Make the options of a context the defaults of all commands that connect to a broker."""
-    if root.invoked_subcommand not in CLIENT_COMMANDS:
+    """Make the options of a context the defaults of all commands that connect to a broker.
+
+    `bench latency` measures a broker instead of its comparison only on request: with --broker, --context or
+    GODWIT_CONTEXT, and not because some context is selected.
+    """
+    if root.invoked_subcommand not in CONTEXT_COMMANDS:
         return
     from godwit.cli.context import chosen_context
 
     options: dict[str, Any] = dict(chosen_context(context))
-    root.default_map = {
-        name: options | dict.fromkeys(subcommands, options) for name, subcommands in CLIENT_COMMANDS.items()
-    }
+    defaults = {name: options | dict.fromkeys(subcommands, options) for name, subcommands in CONTEXT_COMMANDS.items()}
+    if context is None:
+        defaults["bench"]["latency"] = {name: value for name, value in options.items() if name != "broker"}
+    root.default_map = defaults
 
 
 def build_app() -> typer.Typer:

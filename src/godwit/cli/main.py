@@ -96,7 +96,7 @@ CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 """Commands that connect to a broker, and their subcommands."""
 
 CONTEXT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {**CLIENT_COMMANDS, "pipeline": ("run", "status")}
-"""Commands to which a context applies: also those that find a broker's archive by the address of the broker."""
+"""Commands to which a context applies: `pipeline` finds the archive of a broker by the address of that broker."""
 
 DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
     "bench": "Measure on this machine, side by side with peers and limits.",

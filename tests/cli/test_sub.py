@@ -275,6 +275,8 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a", "--format", "%t %z"], "--format has an unknown %z; choose from %t, %p"),
         (["a", "--format", "%t\\q"], "--format has an unknown \\q; choose from"),
         (["a", "--session-expiry", "5"], "add --name to --session-expiry"),
+        (["a", "--max-size", "5"], "--max-size limits received files: add --save"),
+        (["a", "--max-total", "1KiB"], "--max-total limits received files: add --save"),
         (["a", "--name", "n", "--session-expiry", "-1"], "--session-expiry -1 is out of range"),
         (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is not a size; write it as 500MB"),
         (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is not a size"),

@@ -31,7 +31,7 @@ from godwit.cli.connection import (
     run,
 )
 from godwit.cli.main import IS_LITERAL, PayloadCommand
-from godwit.cli.streams import PayloadLimit, read_payload
+from godwit.cli.streams import PayloadLimit, print_error_line, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
@@ -226,12 +226,12 @@ async def _with_publisher(
         raise GodwitError(f"{error} ({messages_done(publisher.confirmed_sequence, noun)} {done})") from error
     except asyncio.CancelledError:
         if publisher is not None and not plan.quiet:
-            typer.echo(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}", err=True)
+            print_error_line(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}")
         raise
     sent = publisher.next_sequence
     if not plan.quiet and sent:
         last = "" if plan.qos == 0 else f"; the last one {reached_text(publisher.reached)}"
-        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
+        print_error_line(f"{count(sent, 'message')} {done}{last}")
     return sent
 
 

@@ -15,7 +15,7 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple, NoReturn, TypeVar
 
@@ -182,6 +182,28 @@ def discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+_line_printers: Final[list[Callable[[str], None]]] = []
+"""For each display of progress bars that is shown, the function that prints a line above it."""
+
+
+@contextlib.contextmanager
+def line_printer(print_above: Callable[[str], None]) -> Iterator[None]:
+    """Let `print_error_line` use this function within the block."""
+    _line_printers.append(print_above)
+    try:
+        yield
+    finally:
+        _line_printers.remove(print_above)
+
+
+def print_error_line(text: str) -> None:
+    """Print a line on stderr: above the progress bars, while some are shown."""
+    if _line_printers:
+        _line_printers[-1](text)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 class PayloadLimit(NamedTuple):

@@ -392,8 +392,8 @@ class Administration:
                 publication.ended(Code.NOT_ALLOWED, f"{session.name} may no longer publish to {name!r}")
         for member in list(peer.members):
             group = member.group
-            may = [access.may_join(session.principal, session.is_proved, group.name, text) for text in group.filters]
-            if not all(may):
+            rights = [access.may_join(session.principal, session.is_proved, group.name, text) for text in group.filters]
+            if not all(rights):
                 self._groups.remove(member, "the broker", "the access rules no longer allow it")
         for subscription in list(peer.subscriptions):
             if isinstance(subscription, FilterTable):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.mqtt import client_packets as client
 from tests.mqtt.reference import Sequence, checkout, load_sequences
 
+from godwit.mqtt import encoding
 from godwit.mqtt import packets as p
 from godwit.mqtt.packets import PacketReader, Property, Reason
 
@@ -177,26 +178,28 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject, version: int) ->
 def test_a_publish_of_the_server_is_read_as_it_was_written(
     values: dict[int, Any], topic: str, payload: bytes, qos: int, packet_id: int
 ) -> None:
-    head = p.publish_head(qos << 1, p.encode_text(topic), packet_id, p.encode_packet_properties(values), len(payload))
+    head = encoding.publish_head(
+        qos << 1, encoding.encode_text(topic), packet_id, encoding.encode_packet_properties(values), len(payload)
+    )
     (packet,), _ = read(head + payload, 5)
     assert packet == p.PublishPacket(topic, payload, qos << 1, packet_id if qos else 0, values)
 
 
 def test_packets_of_the_server() -> None:
-    assert p.encode_connack(4, session_present=True, code=0) == b"\x20\x02\x01\x00"
-    assert p.encode_connack(5, session_present=False, code=0x87) == b"\x20\x03\x00\x87\x00"
-    assert p.encode_ack(4, p.PacketType.PUBACK, 258) == b"\x40\x02\x01\x02"
-    assert p.encode_ack(5, p.PacketType.PUBREC, 1, 0x10) == b"\x50\x03\x00\x01\x10"
-    assert p.encode_ack(5, p.PacketType.PUBREL, 1) == b"\x62\x02\x00\x01"
-    assert p.encode_ack(5, p.PacketType.PUBACK, 1, 0x87, "no") == b"\x40\x09\x00\x01\x87\x05\x1f\x00\x02no"
-    assert p.encode_acks(p.PacketType.PUBREL, [1, 2]) == b"\x62\x02\x00\x01\x62\x02\x00\x02"
-    assert p.encode_suback(4, 1, [0, 0x80]) == b"\x90\x04\x00\x01\x00\x80"
-    assert p.encode_suback(5, 1, [2]) == b"\x90\x04\x00\x01\x00\x02"
-    assert p.encode_unsuback(3, 1, [0]) == b"\xb0\x02\x00\x01"
-    assert p.encode_unsuback(5, 1, [0x11]) == b"\xb0\x04\x00\x01\x00\x11"
-    assert p.encode_disconnect(0x8E) == b"\xe0\x01\x8e"
+    assert encoding.encode_connack(4, session_present=True, code=0) == b"\x20\x02\x01\x00"
+    assert encoding.encode_connack(5, session_present=False, code=0x87) == b"\x20\x03\x00\x87\x00"
+    assert encoding.encode_ack(4, p.PacketType.PUBACK, 258) == b"\x40\x02\x01\x02"
+    assert encoding.encode_ack(5, p.PacketType.PUBREC, 1, 0x10) == b"\x50\x03\x00\x01\x10"
+    assert encoding.encode_ack(5, p.PacketType.PUBREL, 1) == b"\x62\x02\x00\x01"
+    assert encoding.encode_ack(5, p.PacketType.PUBACK, 1, 0x87, "no") == b"\x40\x09\x00\x01\x87\x05\x1f\x00\x02no"
+    assert encoding.encode_acks(p.PacketType.PUBREL, [1, 2]) == b"\x62\x02\x00\x01\x62\x02\x00\x02"
+    assert encoding.encode_suback(4, 1, [0, 0x80]) == b"\x90\x04\x00\x01\x00\x80"
+    assert encoding.encode_suback(5, 1, [2]) == b"\x90\x04\x00\x01\x00\x02"
+    assert encoding.encode_unsuback(3, 1, [0]) == b"\xb0\x02\x00\x01"
+    assert encoding.encode_unsuback(5, 1, [0x11]) == b"\xb0\x04\x00\x01\x00\x11"
+    assert encoding.encode_disconnect(0x8E) == b"\xe0\x01\x8e"
     for value in (0, 127, 128, 16383, 16384, 2097151, 2097152, p.MAX_REMAINING_BYTES):
-        data = p.encode_varint(value)
+        data = encoding.encode_varint(value)
         cursor = p._Cursor(data, 0, len(data))
         assert cursor.varint() == value
         cursor.require_end()

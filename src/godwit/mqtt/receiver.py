@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from godwit.broker.ports import Publication, RequestFailure
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
-from godwit.mqtt.packets import (
-    V5,
-    PacketError,
-    PacketProperties,
-    PacketType,
-    Property,
-    PublishPacket,
-    Reason,
-    encode_ack,
-    encode_acks,
-)
+from godwit.mqtt.encoding import encode_ack, encode_acks
+from godwit.mqtt.packets import V5, PacketError, PacketProperties, PacketType, Property, PublishPacket, Reason
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
@@ -37,6 +28,8 @@ MAX_RUN_BYTES: Final = 512 * 1024
 """One batch of messages of a client, at most."""
 MAX_PUBLICATIONS: Final = 256
 """Topics of one client that are kept open; the least recently opened is closed for another one."""
+SLOT_COST_BYTES: Final = 512
+"""What a batch that waits for its acknowledgement takes beside its payloads, about."""
 MAX_REPEATS: Final = 1
 """Of a message of QoS 2 on one connection: a client repeats it after a reconnect only."""
 BRIDGE_STATE: Final = re.compile(r"\$SYS/broker/connection/[^/]+/state")
@@ -72,6 +65,7 @@ class AckSlot:
 
     def __init__(self, receiver: MqttReceiver, held_bytes: int) -> None:
         self.receiver = receiver
+        held_bytes += SLOT_COST_BYTES
         self.held_bytes = held_bytes
         self.data: bytes | None = None
         receiver.slots.append(self)
@@ -127,8 +121,9 @@ class MqttReceipt:
             for number in self.ids if self.qos == 2 else ():
                 receiver.free(number)
             reason = PUBLISH_REASONS.get(code, Reason.UNSPECIFIED)
-            shown = text[:200] if connection.wants_reasons else ""
-            self.slot.fill(b"".join([encode_ack(version, kind, number, reason, shown) for number in self.ids]))
+            one = connection.with_reason(lambda shown: encode_ack(version, kind, 0, reason, shown), text)
+            at = 3 if one[1] & 0x80 else 2  # where the packet identifier is
+            self.slot.fill(b"".join([one[:at] + number.to_bytes(2, "big") + one[at + 2 :] for number in self.ids]))
         else:
             self.slot.fill(encode_acks(kind, self.ids))
 
@@ -151,7 +146,7 @@ class MqttReceiver:
         """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
         self.slots: deque[AckSlot] = deque()
         self.held_bytes = 0
-        """Of messages that are not acknowledged: the client is not read beyond a limit."""
+        """Of messages that are not acknowledged, with their cost: the client is not read beyond a limit."""
         self.unacknowledged = 0
         """Messages of QoS 1 without a PUBACK."""
 

@@ -14,16 +14,8 @@ import msgspec
 
 from godwit.broker.ports import Outbound, OutboundBatch
 from godwit.broker.subscription import FilterTable, TableFilter
-from godwit.mqtt.packets import (
-    V5,
-    PacketType,
-    Property,
-    Reason,
-    encode_ack,
-    encode_packet_properties,
-    encode_text,
-    publish_head,
-)
+from godwit.mqtt.encoding import encode_ack, encode_packet_properties, encode_text, publish_head
+from godwit.mqtt.packets import V5, PacketType, Property, Reason
 from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, payloads_of
 from godwit.wire.extension import decode_properties, expiry_of
 
@@ -102,8 +94,8 @@ class MqttOutbound(Outbound):
     """The messages of one session on their way to its client."""
 
     __slots__ = (
-        "_aliases", "_connection", "_next_retained", "_queue", "_released_ids", "_rules", "_rules_version",
-        "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
+        "_aliases", "_connection", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats", "_rules",
+        "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
         "quota", "releases", "table",
     )  # fmt: skip
 
@@ -133,7 +125,12 @@ class MqttOutbound(Outbound):
         self._rules: dict[str, TopicRule | None] = {}
         self._rules_version = -1
         self._aliases: dict[str, int] = {}
+        """Topics whose alias the client has received."""
         self._next_retained = 0
+        self._repeats: deque[int] = deque()
+        """Identifiers of retained messages that the former connection did not acknowledge, to be sent again."""
+        self._prune_above = 0
+        """PacketNumbers.finished is searched for old offsets when it has more than this."""
 
     # -- ports --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +149,7 @@ class MqttOutbound(Outbound):
                 self.releases[packet_id] = [None, True]
                 self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
             else:
-                self._write_retained(packet_id, message, is_repeat=True)
+                self._repeats.append(packet_id)
         for offset in sorted(numbers.released):
             packet_id = self._identifier(offset)
             self._released_ids[packet_id] = offset
@@ -180,7 +177,10 @@ class MqttOutbound(Outbound):
 
     def put_live(self, batch: OutboundBatch) -> bool:
         connection = self._connection
-        if connection.unsent_bytes() + len(batch.entry.rest) > connection.window_bytes:
+        window_bytes = connection.window_bytes
+        unsent_bytes = connection.unsent_bytes()
+        # A message that is longer than the window is sent if little else waits.
+        if unsent_bytes > window_bytes // 4 and unsent_bytes + len(batch.entry.rest) > window_bytes:
             return False
         rule = self._rule(batch.topic.name, -1)
         if rule is not None and not (rule.is_no_local and batch.entry.publisher == connection.name):
@@ -199,12 +199,25 @@ class MqttOutbound(Outbound):
     def flush(self) -> None:
         self.send_queued()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether messages wait for the client's quota or for its stream."""
+        return bool(self._queue or self._repeats)
+
+    def release(self) -> None:
+        """The connection has ended: drop the messages that wait."""
+        self._queue.clear()
+        self._repeats.clear()
+        self._rules.clear()
+
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send_queued(self) -> None:
         """Send as many of the queued messages as the quota and the socket allow, and move the position."""
         connection = self._connection
-        while self._queue and not connection.is_closing:
+        if self._repeats:
+            self._send_repeats()
+        while self._queue and not self._repeats and not connection.is_closing:
             batch, index = self._queue[0]
             index = self._send_batch(batch, index)
             if index < batch.entry.count:
@@ -213,6 +226,15 @@ class MqttOutbound(Outbound):
             self._queue.popleft()
             self.queued_bytes -= len(batch.entry.rest)
         self._acknowledge()
+
+    def _send_repeats(self) -> None:
+        """Send retained messages again, as far as the stream has room."""
+        connection = self._connection
+        while self._repeats and not connection.is_closing and connection.unsent_bytes() <= connection.window_bytes:
+            packet_id = self._repeats.popleft()
+            message = self.table.numbers.not_logged.get(packet_id)
+            if message is not None:
+                self._write_retained(packet_id, message, is_repeat=True)
 
     def _send_batch(self, batch: OutboundBatch, index: int) -> int:
         """Send the messages of a batch from an index on. Return the index of the first one that has to wait."""
@@ -251,7 +273,6 @@ class MqttOutbound(Outbound):
         head = self._head(batch.topic.name, rule.identifiers, entry)
         free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
         count = entry.count
-        is_v5 = connection.version == V5
         while index < count:
             offset = batch.offset + index
             if offset in finished or offset in released:
@@ -279,8 +300,8 @@ class MqttOutbound(Outbound):
             connection.out_bytes += len(packet) + len(payload)
             if offset >= numbers.sent_below:
                 numbers.sent_below = offset + 1
-            if is_v5 and self.max_aliases:
-                head = self._head(batch.topic.name, rule.identifiers, entry)  # the alias is known now
+            if self.max_aliases and self._note_alias(batch.topic.name):
+                head = self._head(batch.topic.name, rule.identifiers, entry)
         self.next_offset = batch.offset + index
         connection.mark_output()
         return index
@@ -288,7 +309,8 @@ class MqttOutbound(Outbound):
     def _send_retained(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
         """Send a retained message at the beginning of a subscription with QoS 1 or 2. Return 0 if it has to wait."""
         numbers = self.table.numbers
-        if self.quota - len(self.publishes) - len(self.releases) - len(numbers.not_logged) <= 0:
+        in_flight = len(numbers.not_logged)
+        if self.quota - len(self.publishes) - len(self.releases) - in_flight <= 0 or in_flight >= RETAINED_IDENTIFIERS:
             return 0
         packet_id = IDENTIFIERS + 1 + self._next_retained
         for _ in range(RETAINED_IDENTIFIERS):
@@ -313,6 +335,7 @@ class MqttOutbound(Outbound):
         if len(packet) > self.client_max_bytes:
             return False
         self._connection.write(packet)
+        self._note_alias(message.topic)
         return True
 
     def _write_batch(self, batch: OutboundBatch, rule: TopicRule, index: int) -> None:
@@ -354,8 +377,8 @@ class MqttOutbound(Outbound):
             packet = publish_head(int(is_retained), head[0], 0, head[1], len(payload))
             if len(packet) + len(payload) <= self.client_max_bytes:
                 parts += (packet, payload)
-                if self.max_aliases:
-                    head = self._head(topic, rule.identifiers, entry) or head  # the alias is known now
+                if self.max_aliases and self._note_alias(topic):
+                    head = self._head(topic, rule.identifiers, entry) or head
         return b"".join(parts)
 
     def _head(self, topic: str, identifiers: list[int], entry: Entry) -> tuple[bytes, bytes] | None:
@@ -378,8 +401,15 @@ class MqttOutbound(Outbound):
                 values[Property.TOPIC_ALIAS] = alias
                 text = ""
             elif len(self._aliases) < min(self.max_aliases, MAX_ALIASES):
-                alias = self._aliases[topic] = values[Property.TOPIC_ALIAS] = len(self._aliases) + 1
+                values[Property.TOPIC_ALIAS] = len(self._aliases) + 1  # known when it is sent, see _note_alias
         return encode_text(text), encode_packet_properties(values) if values else b"\0"
+
+    def _note_alias(self, topic: str) -> bool:
+        """A packet with the head of this topic was sent. Return whether the topic has an alias since then."""
+        if topic in self._aliases or len(self._aliases) >= min(self.max_aliases, MAX_ALIASES):
+            return False
+        self._aliases[topic] = len(self._aliases) + 1
+        return True
 
     def _done(self, batch: OutboundBatch, count: int) -> None:
         """These messages of a batch need no acknowledgement."""
@@ -505,8 +535,9 @@ class MqttOutbound(Outbound):
         if numbers.finished:
             if not self.publishes and not self._queue:
                 numbers.finished.clear()
-            elif len(numbers.finished) > 2 * self.quota:
+            elif len(numbers.finished) > self._prune_above:
                 numbers.finished = {offset for offset in numbers.finished if offset >= below}
+                self._prune_above = 2 * max(len(numbers.finished), self.quota)
         if below > subscription.acknowledged_below or subscription.sent:
             self._connection.broker.acknowledge(subscription, below)
 

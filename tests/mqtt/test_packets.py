@@ -139,6 +139,19 @@ def client_packets(draw: st.DrawFn, version: int) -> bytes:
     return client.ack(draw(st.integers(4, 7)), packet_id, version) if kind == 3 else client.PING
 
 
+def one_by_one(packets: list[p.Packet]) -> list[p.Packet]:
+    """Return the packets with each run as its single packets."""
+    found: list[p.Packet] = []
+    for packet in packets:
+        if isinstance(packet, p.PublishRun):
+            ids = packet.packet_ids or [0] * len(packet.payloads)
+            each = zip(packet.payloads, ids, strict=True)
+            found += [p.PublishPacket(packet.topic, payload, packet.flags, number) for payload, number in each]
+        else:
+            found.append(packet)
+    return found
+
+
 @given(st.data(), versions)
 @settings(max_examples=100)
 def test_the_cuts_of_a_stream_do_not_matter(data: st.DataObject, version: int) -> None:
@@ -149,7 +162,7 @@ def test_the_cuts_of_a_stream_do_not_matter(data: st.DataObject, version: int) -
     reader = PacketReader()
     reader.version, reader.max_bytes = version, 1 << 20
     pieces = [reader.feed(stream[a:b]) for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert [packet for packets in pieces for packet in packets] == whole
+    assert one_by_one([packet for packets in pieces for packet in packets]) == one_by_one(whole)
     assert reader.held_bytes == 0
 
 
@@ -246,3 +259,35 @@ def test_the_codec_agrees_with_the_reference_sequences(pytestconfig: pytest.Conf
         elif not any(part in sequence.name for part in OF_THE_SESSION):
             wrong.append(f"{sequence.name}: {'refused' if is_refused else 'accepted'}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_equal_heads_in_a_row_are_one_run(version: int, qos: int) -> None:
+    def message(number: int, payload: bytes, topic: str = "t") -> bytes:
+        return client.publish(topic, payload, qos=qos, packet_id=number, version=version)
+
+    data = b"".join(message(number + 1, b"%03d" % number) for number in range(300))
+    ids = list(range(1, 301)) if qos else []
+    for cut in (0, 5, 7, len(data) - 1):
+        _, reader = read(b"", version)
+        packets = reader.feed(data[:cut]) + reader.feed(data[cut:])
+        payloads = [one.payload for one in one_by_one(packets) if isinstance(one, p.PublishPacket)]
+        assert payloads == [b"%03d" % number for number in range(300)]
+        assert len(packets) <= 3
+        if not cut:
+            assert packets == [p.PublishRun("t", payloads, qos << 1, ids)]
+    for other in (message(9, b"1234"), message(9, b"123", "u"), client.PING):
+        found, _ = read(message(1, b"abc") + message(2, b"def") + other + message(3, b"ghi"), version)
+        assert [type(packet) for packet in found] == [p.PublishRun, type(found[1]), p.PublishPacket]
+    if qos:
+        found, reader = read(message(1, b"abc") + message(2, b"def") + message(0, b"ghi"), version)
+        assert found == [p.PublishRun("t", [b"abc", b"def"], 2, [1, 2])]
+        assert reader.error is not None
+        assert reader.error.code == Reason.PROTOCOL
+    if version == 5:
+        with_property = client.publish("t", b"x", qos=qos, packet_id=3, version=5, values={Property.PAYLOAD_FORMAT: 1})
+        found, _ = read(message(1, b"abc") + with_property, version)
+        assert [type(packet) for packet in found] == [p.PublishPacket, p.PublishPacket]
+        assert isinstance(found[1], p.PublishPacket)
+        assert found[1].properties == {Property.PAYLOAD_FORMAT: 1}

@@ -29,10 +29,12 @@ from godwit.mqtt.encoding import (
     encode_disconnect,
     encode_packet_properties,
     encode_suback,
+    encode_text,
     encode_unsuback,
     encode_varint,
 )
 from godwit.mqtt.packets import (
+    MAX_CACHED_TOPICS,
     MAX_PACKET_FILTERS,
     V3_1,
     V3_1_1,
@@ -49,6 +51,7 @@ from godwit.mqtt.packets import (
     PingPacket,
     Property,
     PublishPacket,
+    PublishRun,
     Reason,
     SubscribePacket,
     UnsubscribePacket,
@@ -243,9 +246,11 @@ class MqttConnection(Peer):
         elif self.is_admitted and not self.is_closing:
             self.outbound.send_queued()
             self._resume()
-        self._set_reading()
+        if self._is_blocked or not self._is_reading:
+            self._set_reading()
         held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
-        self._protocol.incomplete[self.is_admitted].note(self, held_bytes)
+        if held_bytes or self.held_bytes:
+            self._protocol.incomplete[self.is_admitted].note(self, held_bytes)
 
     def _handle_packets(self, now_us: int) -> None:
         budget = MAX_TURN_PACKETS
@@ -258,7 +263,7 @@ class MqttConnection(Peer):
                 self._protocol.mark_input(self)
                 return
             if not self._packets:
-                data = b"".join(self._inbox)
+                data = self._inbox[0] if len(self._inbox) == 1 else b"".join(self._inbox)
                 self._inbox.clear()
                 self._inbox_bytes = 0
                 self._packets = self._reader.feed(data, MAX_TURN_PACKETS)
@@ -276,7 +281,7 @@ class MqttConnection(Peer):
                     packet = packets[index]
                     if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
                         raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
-                    if type(packet) is PublishPacket:
+                    if type(packet) is PublishPacket or type(packet) is PublishRun:
                         index = self.receiver.handle_publishes(packets, index, now_us)
                     else:
                         index += 1
@@ -327,6 +332,16 @@ class MqttConnection(Peer):
         self.out_bytes += len(data)
         self._protocol.mark_output(self)
 
+    def encoded_topic(self, topic: str) -> bytes:
+        """Return a topic with its length, as it is in a PUBLISH."""
+        known = self._protocol.encoded_topics
+        text = known.get(topic)
+        if text is None:
+            if len(known) >= MAX_CACHED_TOPICS:
+                known.clear()
+            text = known[topic] = encode_text(topic)
+        return text
+
     def mark_output(self) -> None:
         """Something was added to `out`."""
         self._protocol.mark_output(self)
@@ -340,13 +355,16 @@ class MqttConnection(Peer):
         the PUBREC."""
         acks = self.receiver.take_acks() if self.is_admitted else b""
         if self.out or acks:
-            if acks[:1] == PUBREC_HEAD:
-                self.out.insert(0, acks)
+            if not self.out:
+                data = acks
             else:
-                self.out.append(acks)
-            data = b"".join(self.out)
-            self.out.clear()
-            self.out_bytes = 0
+                if acks[:1] == PUBREC_HEAD:
+                    self.out.insert(0, acks)
+                else:
+                    self.out.append(acks)
+                data = b"".join(self.out)
+                self.out.clear()
+                self.out_bytes = 0
             if not self._is_lost:
                 self.transport.write(data)
                 if (self.behind or self.outbound.has_waiting) and self.outbound.room() > self.window_bytes // 2:

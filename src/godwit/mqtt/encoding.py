@@ -22,6 +22,7 @@ from godwit.mqtt.packets import (
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 PINGRESP: Final = b"\xd0\x00"
+PUBLISH_BITS: Final = 0x30
 
 
 def encode_varint(value: int) -> bytes:
@@ -118,8 +119,15 @@ def encode_disconnect(code: int, text: str = "") -> bytes:
     )
 
 
+def publish_front(flags: int, topic: bytes, properties_bytes: int, payload_bytes: int) -> bytes:
+    """Return a PUBLISH up to the packet identifier, which only QoS 1 and 2 have. `topic`: with its length."""
+    size = len(topic) + properties_bytes + payload_bytes + (2 if flags & 6 else 0)
+    if size < 0x80:
+        return bytes((PUBLISH_BITS | flags, size)) + topic
+    return bytes((PUBLISH_BITS | flags,)) + encode_varint(size) + topic
+
+
 def publish_head(flags: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int) -> bytes:
     """Return a PUBLISH up to its payload. `topic`: with its length; `properties`: encoded, empty before MQTT 5.0."""
-    tail = _U16.pack(packet_id) + properties if flags & 6 else properties
-    size = len(topic) + len(tail) + payload_bytes
-    return b"".join((bytes((PacketType.PUBLISH << 4 | flags,)), encode_varint(size), topic, tail))
+    front = publish_front(flags, topic, len(properties), payload_bytes)
+    return front + _U16.pack(packet_id) + properties if flags & 6 else front + properties

@@ -94,6 +94,8 @@ class MqttProtocol:
         """Called when a login has succeeded."""
         self.topics: dict[bytes, str] = {}
         """Topics that clients have used, as they encode them, see PacketReader."""
+        self.encoded_topics: dict[str, bytes] = {}
+        """Topics that were sent to clients, with their lengths."""
         self.incomplete = (
             IncompletePackets(broker, MAX_UNADMITTED_BYTES),
             IncompletePackets(broker, MAX_UNFINISHED_BYTES),

@@ -14,7 +14,17 @@ from godwit.broker.ports import Publication, RequestFailure
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
 from godwit.mqtt.encoding import encode_ack, encode_acks
-from godwit.mqtt.packets import V5, PacketError, PacketProperties, PacketType, Property, PublishPacket, Reason
+from godwit.mqtt.packets import (
+    NO_PACKET_PROPERTIES,
+    V5,
+    PacketError,
+    PacketProperties,
+    PacketType,
+    Property,
+    PublishPacket,
+    PublishRun,
+    Reason,
+)
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
@@ -23,10 +33,12 @@ from godwit.wire.filters import RESERVED
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
 
+QOS_2: Final = 4
+"""The bit of the flags of a PUBLISH."""
 MAX_RUN_MESSAGES: Final = 4096
 MAX_RUN_BYTES: Final = 512 * 1024
 """One batch of messages of a client, at most."""
-MAX_PUBLICATIONS: Final = 256
+MAX_PUBLICATIONS: Final = 2048
 """Topics of one client that are kept open; the least recently opened is closed for another one."""
 SLOT_COST_BYTES: Final = 512
 """What a batch that waits for its acknowledgement takes beside its payloads, about."""
@@ -154,29 +166,42 @@ class MqttReceiver:
 
     def handle_publishes(self, packets: list[Any], index: int, now_us: int) -> int:
         """Publish the run of packets that begins at an index. Return the index behind it."""
-        first: PublishPacket = packets[index]
-        topic = self._topic(first)
-        qos = first.qos
-        if first.properties:
-            self._publish(topic, first.flags, [first], now_us)
-            return index + 1
+        first: PublishPacket | PublishRun = packets[index]
+        if type(first) is PublishPacket:
+            topic = self._topic(first) if first.properties or not first.topic else first.topic
+            if first.properties or first.flags & QOS_2:
+                # With QoS 2 one by one, because any of them may be a repeat.
+                self._publish(topic, first.flags & 7, [first.payload], [first.packet_id], first.properties, now_us)
+                return index + 1
+            payloads, ids = [first.payload], [first.packet_id]
+        else:
+            assert type(first) is PublishRun
+            topic = first.topic
+            payloads, ids = first.payloads, first.packet_ids
         flags = first.flags & 7
         end = index + 1
-        size = len(first.payload)
-        stop = min(len(packets), index + MAX_RUN_MESSAGES)
-        while end < stop:
-            packet = packets[end]
-            if type(packet) is not PublishPacket or packet.topic != topic or packet.flags & 7 != flags:
-                break
-            size += len(packet.payload)
-            if packet.properties or size > MAX_RUN_BYTES:
-                break
-            end += 1
-        if qos == 2:  # one by one: any of them may be a repeat
-            for packet in packets[index:end]:
-                self._publish(topic, flags, [packet], now_us)
-        else:
-            self._publish(topic, flags, packets[index:end], now_us)
+        if end < len(packets):
+            size = 0
+            while end < len(packets) and len(payloads) < MAX_RUN_MESSAGES:
+                packet = packets[end]
+                if type(packet) is PublishPacket:
+                    if packet.topic != topic or packet.flags & 7 != flags or packet.properties:
+                        break
+                    size += len(packet.payload)
+                    payloads.append(packet.payload)
+                    ids.append(packet.packet_id)
+                elif type(packet) is PublishRun:
+                    if packet.topic != topic or packet.flags & 7 != flags:
+                        break
+                    size += sum(map(len, packet.payloads))
+                    payloads += packet.payloads
+                    ids += packet.packet_ids
+                else:
+                    break
+                end += 1
+                if size > MAX_RUN_BYTES:
+                    break
+        self._publish(topic, flags, payloads, ids, NO_PACKET_PROPERTIES, now_us)
         return end
 
     def _topic(self, packet: PublishPacket) -> str:
@@ -193,15 +218,22 @@ class MqttReceiver:
         except KeyError:
             raise PacketError(Reason.PROTOCOL, f"topic alias {alias} is not known") from None
 
-    def _publish(self, topic: str, flags: int, packets: list[PublishPacket], now_us: int) -> None:
-        """Publish messages of one topic, QoS and retain flag; with QoS 2, one."""
+    def _publish(
+        self,
+        topic: str,
+        flags: int,
+        payloads: list[bytes],
+        ids: list[int],
+        properties: PacketProperties,
+        now_us: int,
+    ) -> None:
+        """Publish messages of one topic, QoS and retain flag; with QoS 2, one. `ids` are not used with QoS 0."""
         qos = flags >> 1 & 3
-        ids = [packet.packet_id for packet in packets]
-        size = sum([len(packet.payload) for packet in packets])
+        size = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
         if qos:
             self._require_quota(len(ids), qos, ids[0])
         if qos == 2:
-            self._count_repeat(packets[0])
+            self._count_repeat(ids[0], payloads[0])
             if self._is_repeat(ids[0]):
                 return
         receipt = None
@@ -216,7 +248,7 @@ class MqttReceiver:
                 receipt.refused(Code.NOT_ALLOWED, "")
             return
         try:
-            extension = encode_message_properties(packets[0].properties) if packets[0].properties else None
+            extension = encode_message_properties(properties) if properties else None
             publication = self._open(topic, min(qos, 1))
         except RequestFailure as failure:
             if receipt is not None:
@@ -229,7 +261,7 @@ class MqttReceiver:
         entry = make_entry(
             topic,
             self._session.name,
-            [packet.payload for packet in packets],
+            payloads,
             qos=qos,
             retain=bool(flags & 1),
             now_us=now_us,
@@ -247,14 +279,14 @@ class MqttReceiver:
             text = f"more than {connection.settings.receive_maximum} messages without an acknowledgement"
             raise PacketError(Reason.RECEIVE_MAXIMUM, text)
 
-    def _count_repeat(self, packet: PublishPacket) -> None:
+    def _count_repeat(self, packet_id: int, payload: bytes) -> None:
         """Raise PacketError if the same message comes again and again on one connection."""
-        seen, count = self._repeats.get(packet.packet_id, (0, -1))
-        found = hash(packet.payload)
+        seen, count = self._repeats.get(packet_id, (0, -1))
+        found = hash(payload)
         count = count + 1 if seen == found else 0
-        self._repeats[packet.packet_id] = found, count
+        self._repeats[packet_id] = found, count
         if count > MAX_REPEATS:
-            raise PacketError(Reason.PROTOCOL, f"message {packet.packet_id} was repeated without a new connection")
+            raise PacketError(Reason.PROTOCOL, f"message {packet_id} was repeated without a new connection")
 
     def _is_repeat(self, packet_id: int) -> bool:
         """Acknowledge a message of QoS 2 again that is known, when it is stored."""

@@ -14,9 +14,9 @@ import msgspec
 
 from godwit.broker.ports import Outbound, OutboundBatch
 from godwit.broker.subscription import FilterTable, TableFilter
-from godwit.mqtt.encoding import encode_ack, encode_packet_properties, encode_text, publish_head
+from godwit.mqtt.encoding import encode_ack, encode_packet_properties, encode_text, publish_front, publish_head
 from godwit.mqtt.packets import V5, PacketType, Property, Reason
-from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, payloads_of
+from godwit.wire.batch import HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN, SHAPE, Entry, extension_of, payloads_of
 from godwit.wire.extension import decode_properties, expiry_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ MAX_ALIASES: Final = 256
 """Topic aliases towards one client, whatever it allows."""
 NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
+ONE_ENCODINGS: Final = ("mqtt 4", "mqtt 4 retained", "mqtt 5", "mqtt 5 retained")
+"""The keys of a message alone, by version and retain flag."""
 ENCODING: Final = "mqtt"
 """The key of the payloads of a batch, see OutboundBatch.encodings."""
 
@@ -45,22 +47,26 @@ class TopicRule(msgspec.Struct, frozen=True):
     identifiers: list[int]
     exact_from: int
     """Messages with smaller offsets do not match all of the filters."""
+    is_plain: bool
+    """Whether messages are sent without subscription identifiers."""
 
 
 def make_rule(filters: list[TableFilter]) -> TopicRule | None:
     """Return what these filters mean together, or None if there are none."""
     if not filters:
         return None
+    identifiers = sorted({one.identifier for one in filters if one.identifier})
     return TopicRule(
         max([one.options & 3 for one in filters]),
         any(one.options & RETAIN_AS_PUBLISHED for one in filters),
         all(one.options & NO_LOCAL for one in filters),
-        sorted({one.identifier for one in filters if one.identifier}),
+        identifiers,
         max([one.since for one in filters]),
+        not identifiers,
     )
 
 
-class InFlight(msgspec.Struct):
+class InFlight(msgspec.Struct, gc=False):
     """A PUBLISH of QoS 1 or 2 that the client has not acknowledged."""
 
     offset: int
@@ -94,9 +100,9 @@ class MqttOutbound(Outbound):
     """The messages of one session on their way to its client."""
 
     __slots__ = (
-        "_aliases", "_connection", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats", "_rules",
-        "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
-        "quota", "releases", "table",
+        "_aliases", "_connection", "_is_moved", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats",
+        "_rules", "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes",
+        "queued_bytes", "quota", "releases", "table",
     )  # fmt: skip
 
     table: FilterTable
@@ -127,6 +133,8 @@ class MqttOutbound(Outbound):
         self._aliases: dict[str, int] = {}
         """Topics whose alias the client has received."""
         self._next_retained = 0
+        self._is_moved = False
+        """Whether the position may have to move."""
         self._repeats: deque[int] = deque()
         """Identifiers of retained messages that the former connection did not acknowledge, to be sent again."""
         self._prune_above = 0
@@ -182,9 +190,13 @@ class MqttOutbound(Outbound):
         # A message that is longer than the window is sent if little else waits.
         if unsent_bytes > window_bytes // 4 and unsent_bytes + len(batch.entry.rest) > window_bytes:
             return False
+        entry = batch.entry
         rule = self._rule(batch.topic.name, -1)
-        if rule is not None and not (rule.is_no_local and batch.entry.publisher == connection.name):
-            self._write_batch(batch, rule, 0)
+        if rule is not None and not (rule.is_no_local and entry.publisher == connection.name):
+            if entry.flags & SHAPE == LONE and rule.is_plain and not self.max_aliases and self.is_unlimited:
+                self._write_one(batch, rule, entry)
+            else:
+                self._write_batch(batch, rule, 0)
         return True
 
     def gap(self, count: int, next_offset: int) -> None:
@@ -198,6 +210,11 @@ class MqttOutbound(Outbound):
 
     def flush(self) -> None:
         self.send_queued()
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the client accepts packets of any length."""
+        return self.client_max_bytes >= 1 << 30
 
     @property
     def has_waiting(self) -> bool:
@@ -215,6 +232,9 @@ class MqttOutbound(Outbound):
     def send_queued(self) -> None:
         """Send as many of the queued messages as the quota and the socket allow, and move the position."""
         connection = self._connection
+        if not (self._queue or self._repeats or self._is_moved):
+            return
+        self._is_moved = False
         if self._repeats:
             self._send_repeats()
         while self._queue and not self._repeats and not connection.is_closing:
@@ -273,9 +293,11 @@ class MqttOutbound(Outbound):
         head = self._head(batch.topic.name, rule.identifiers, entry)
         free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
         count = entry.count
+        out = connection.out
+        front, front_of = b"", (-1, -1)  # of a packet, and the length and flags for which it is right
         while index < count:
             offset = batch.offset + index
-            if offset in finished or offset in released:
+            if (finished and offset in finished) or (released and offset in released):
                 index += 1
                 continue
             if free <= 0:
@@ -287,21 +309,23 @@ class MqttOutbound(Outbound):
             if head is None:  # it has expired
                 index += 1
                 continue
-            topic, properties = head
             payload = payloads[index]
-            dup = 8 if offset < numbers.sent_below else 0
-            packet = publish_head(flags | dup, topic, packet_id, properties, len(payload))
+            kind = len(payload), flags | 8 if offset < numbers.sent_below else flags
+            if kind != front_of:
+                front, front_of = publish_front(kind[1], head[0], len(head[1]), kind[0]), kind
             index += 1
-            if len(packet) + len(payload) > self.client_max_bytes:
+            packet_bytes = len(front) + 2 + len(head[1]) + kind[0]
+            if packet_bytes > self.client_max_bytes:
                 continue
             publishes[packet_id] = InFlight(offset, qos)
             free -= 1
-            connection.out += (packet, payload)
-            connection.out_bytes += len(packet) + len(payload)
+            out += (front, packet_id.to_bytes(2, "big") + head[1], payload)
+            connection.out_bytes += packet_bytes
             if offset >= numbers.sent_below:
                 numbers.sent_below = offset + 1
             if self.max_aliases and self._note_alias(batch.topic.name):
                 head = self._head(batch.topic.name, rule.identifiers, entry)
+                front_of = (-1, -1)
         self.next_offset = batch.offset + index
         connection.mark_output()
         return index
@@ -363,6 +387,20 @@ class MqttOutbound(Outbound):
         if data:
             connection.write(data)
 
+    def _write_one(self, batch: OutboundBatch, rule: TopicRule, entry: Entry) -> None:
+        """Write one message with QoS 0 and without properties. The encoded form serves all such clients."""
+        connection = self._connection
+        is_v5 = connection.version == V5
+        is_retained = rule.keeps_retain and bool(entry.flags & RETAIN)
+        key = ONE_ENCODINGS[2 * is_v5 + is_retained]
+        data: bytes | None = batch.encodings.get(key)
+        if data is None:
+            payload = entry.rest
+            text = connection.encoded_topic(batch.topic.name)
+            data = publish_front(int(is_retained), text, int(is_v5), len(payload)) + (b"\0" if is_v5 else b"") + payload
+            batch.encodings[key] = data
+        connection.write(data)
+
     def _encode_each(
         self,
         topic: str,
@@ -388,7 +426,7 @@ class MqttOutbound(Outbound):
         if expires_us is not None and expires_us <= connection.broker.now_us:
             return None
         if connection.version < V5:
-            return encode_text(topic), b""
+            return connection.encoded_topic(topic), b""
         values = packet_properties(extension_of(entry)) if entry.flags & HAS_EXTENSION else {}
         if expires_us is not None:
             values[Property.MESSAGE_EXPIRY] = max((expires_us - connection.broker.now_us) // 1_000_000, 1)
@@ -440,6 +478,8 @@ class MqttOutbound(Outbound):
 
     def _is_released(self, packet_id: int) -> bool:
         """Return whether the store has a handshake with this identifier, which it would confuse with a new one."""
+        if not self._released_ids:
+            return False
         offset = self._released_ids.get(packet_id)
         if offset is None:
             return False
@@ -452,6 +492,7 @@ class MqttOutbound(Outbound):
 
     def handle_ack(self, kind: int, packet_id: int, code: int) -> bool:
         """Handle PUBACK, PUBREC or PUBCOMP. Return False if it is not the answer to the packet with this identifier."""
+        self._is_moved = True
         if packet_id in self.table.numbers.not_logged:
             return self._handle_retained_ack(kind, packet_id, code)
         sent = self.publishes.get(packet_id)

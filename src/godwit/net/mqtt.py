@@ -115,7 +115,9 @@ def common_name(certificate: dict[str, Any] | None) -> str:
 class MqttStream(asyncio.BufferedProtocol):
     """The stream of one client, see godwit.mqtt.connection.MqttTransport."""
 
-    __slots__ = ("_closing", "_connection", "_handshake", "_listeners", "_transport", "_websocket", "host")
+    __slots__ = (
+        "_closing", "_connection", "_handshake", "_is_paused", "_listeners", "_transport", "_websocket", "host",
+    )  # fmt: skip
 
     def __init__(self, listeners: MqttListeners, websocket: WebSocketStream | None) -> None:
         self._listeners = listeners
@@ -124,6 +126,8 @@ class MqttStream(asyncio.BufferedProtocol):
         self._connection: MqttConnection | None = None
         self._handshake: asyncio.Task[None] | None = None
         """Of TLS, while it lasts."""
+        self._is_paused = False
+        """Whether the stream has more to send than the system accepts, see `unsent_bytes`."""
         self._closing: asyncio.TimerHandle | None = None
         self.host: str | None = None
         """Of the client, if it was accepted."""
@@ -187,11 +191,12 @@ class MqttStream(asyncio.BufferedProtocol):
             self._connection.receive(data)
 
     def resume_writing(self) -> None:
+        self._is_paused = False
         if self._connection is not None:
             self._connection.handle_drained()
 
     def pause_writing(self) -> None:
-        """Nothing to do: the connection asks for `unsent_bytes`."""
+        self._is_paused = True
 
     def eof_received(self) -> bool:
         return False
@@ -248,7 +253,9 @@ class MqttStream(asyncio.BufferedProtocol):
 
     def unsent_bytes(self) -> int:
         """Return how many bytes wait to be sent."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if not self._is_paused or self._transport is None:  # then it is less than what matters
+            return 0
+        return self._transport.get_write_buffer_size()
 
 
 class TlsListener:

@@ -338,7 +338,19 @@ def decode_entry(entry: Entry) -> Batch:
 
 def payloads_of(entry: Entry) -> list[bytes]:
     """Return the messages of an entry. Raises DecodeError if its rest is malformed."""
-    return [entry.rest] if entry.flags & SHAPE == LONE else decode_entry(entry).payloads
+    shape = entry.flags & SHAPE
+    if shape == LONE:
+        return [entry.rest]
+    if shape:
+        return decode_entry(entry).payloads
+    rest, count = entry.rest, entry.count
+    begin = _U32.size * (count + 1)
+    if len(rest) < begin:
+        raise DecodeError("batch", "cut short")
+    stops = list(accumulate(struct.unpack_from(f">{count}I", rest, _U32.size), initial=begin))
+    if stops[-1] > len(rest):
+        raise DecodeError("batch", "bodies are cut short")
+    return [rest[start:stop] for start, stop in pairwise(stops)]
 
 
 def split_bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Iterable[bytes], int]:

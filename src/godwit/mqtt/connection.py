@@ -277,7 +277,7 @@ class MqttConnection(Peer):
             packets = self._packets
             index = 0
             try:
-                while index < len(packets) and not self._must_wait():
+                while index < len(packets) and not (index and self._must_wait()):
                     packet = packets[index]
                     if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
                         raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
@@ -287,7 +287,12 @@ class MqttConnection(Peer):
                         index += 1
                         self._handle(packet, now_us)
             finally:
-                del packets[:index]
+                if index == len(packets):
+                    packets.clear()
+                else:
+                    del packets[:index]
+            if not packets and not self._inbox and self._reader.is_empty:
+                return
 
     def _must_wait(self) -> bool:
         """Return whether packets have to wait: for the welcome, or for the log. After the end they wait for ever."""

@@ -595,6 +595,11 @@ class PacketReader:
         self._topics: dict[bytes, str] = {} if topics is None else topics
 
     @property
+    def is_empty(self) -> bool:
+        """Whether everything was read, without an error."""
+        return not self._buffer and self.error is None
+
+    @property
     def held_bytes(self) -> int:
         """The bytes of an incomplete packet."""
         return len(self._buffer)
@@ -641,13 +646,8 @@ class PacketReader:
                 if not body:
                     return at
             stop = body + size
-            if stop - at > self.max_bytes or (
-                stop - at > MAX_CONTROL_PACKET_BYTES and data[at] >> 4 != PacketType.PUBLISH
-            ):
-                limit = self.max_bytes
-                if data[at] >> 4 != PacketType.PUBLISH:
-                    limit = min(limit, MAX_CONTROL_PACKET_BYTES)
-                raise PacketError(Reason.TOO_LARGE, f"a packet of {stop - at} bytes: at most {limit} are allowed")
+            if stop - at > self.max_bytes or stop - at > MAX_CONTROL_PACKET_BYTES:
+                self._check_size(data[at] >> 4, stop - at)
             if stop > end:
                 self._needed_bytes = stop - at
                 return at
@@ -655,10 +655,12 @@ class PacketReader:
             begin, at = at, stop
             if first >> 4 == _PUBLISH and self.version:
                 packet = self._read_publish(first & 15, data, body, stop)
-                if stop < end and data[stop] == first and first & 12 == 0 and not packet.properties:
-                    at = self._read_run(packets, packet, data, begin, body, stop)
-                else:
-                    packets.append(packet)
+                if stop < end and first & 12 == 0 and not packet.properties:
+                    head = data[begin : body + 2 + (data[body] << 8 | data[body + 1])]
+                    if data.startswith(head, stop):
+                        at = self._read_run(packets, packet, data, head, begin, stop)
+                        continue
+                packets.append(packet)
                 continue
             if first == _PUBACK and size == 2 and self.version and (data[body] or data[body + 1]):
                 packets.append(AckPacket(PacketType.PUBACK, data[body] << 8 | data[body + 1]))
@@ -669,6 +671,12 @@ class PacketReader:
                 self.version = other.version
                 return at
         return at
+
+    def _check_size(self, kind: int, size: int) -> None:
+        """Raise PacketError if a packet of this type is too long."""
+        limit = self.max_bytes if kind == PacketType.PUBLISH else min(self.max_bytes, MAX_CONTROL_PACKET_BYTES)
+        if size > limit:
+            raise PacketError(Reason.TOO_LARGE, f"a packet of {size} bytes: at most {limit} are allowed")
 
     def _read_length(self, data: bytes, at: int, end: int) -> tuple[int, int]:
         """Return the length of a packet whose length has more than one byte, and where its body begins (0: unknown)."""
@@ -683,13 +691,13 @@ class PacketReader:
         raise PacketError(Reason.MALFORMED, "the length of a packet has more than four bytes", is_silent=True)
 
     def _read_run(
-        self, packets: list[Packet], packet: PublishPacket, data: bytes, begin: int, body: int, stop: int
+        self, packets: list[Packet], packet: PublishPacket, data: bytes, head: bytes, begin: int, stop: int
     ) -> int:
-        """Append a PUBLISH and those behind it that have the same length, flags and topic. Return the offset behind.
+        """Append a PUBLISH and the next ones that begin with the same head: length, flags and topic. Return the offset
+        behind them.
 
         Devices often send such runs, and comparing their heads is much faster than reading each.
         """
-        head = data[begin : body + 2 + (data[body] << 8 | data[body + 1])]
         size = stop - begin
         id_at = len(head)
         payload_at = size - len(packet.payload)

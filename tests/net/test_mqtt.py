@@ -139,10 +139,34 @@ def test_native_clients_and_mqtt_clients_in_one_broker() -> None:
     run(test)
 
 
-def test_the_example_of_the_guide() -> None:
+def guide_block(kind: str, index: int) -> str:
+    """Return a block of the guide to MQTT."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "mqtt.md").read_text(encoding="utf-8")
-    source = guide.partition("```python\n")[2].partition("```")[0]
+    source = guide.split(f"```{kind}\n")[index + 1].partition("```")[0]
     assert "1883" in source
+    return source
+
+
+def guide_broker() -> Service:
+    """Return a broker for the guide's way from a device to a table."""
+    rule = Rule(clients=("sensor-1",), allow=frozenset(("publish", "subscribe")), topics=("home/#",))
+    access = Access(secrets={"sensor-1": b"the secret of sensor-1"}, rules=(rule,))
+    mqtt = MqttSection(listen=("127.0.0.1:0",), settings=MqttSettings(log_qos_0=True))
+    return Service(Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=mqtt))
+
+
+def test_the_device_of_the_guide() -> None:
+    async def test() -> None:
+        async with guide_broker() as service:
+            source = guide_block("python", 1).replace("1883", str(port_of(service)))
+            await asyncio.to_thread(exec, source, {})
+            assert service.server.broker.figures()["log/next_offset"] == 5  # also those of QoS 0
+
+    run(test)
+
+
+def test_the_example_of_the_guide() -> None:
+    source = guide_block("python", 0)
     rule = Rule(clients=("sensor-1",), allow=frozenset(("publish",)), topics=("home/#",))
     access = Access(secrets={"sensor-1": b"the secret of [[access.client]]"}, rules=(rule,))
 

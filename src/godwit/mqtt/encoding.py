@@ -23,6 +23,10 @@ _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 PINGRESP: Final = b"\xd0\x00"
 PUBLISH_BITS: Final = 0x30
+ACK_HEADS: Final = {
+    int(kind): bytes((kind << 4 | (2 if kind == PacketType.PUBREL else 0), 2))
+    for kind in (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
+}
 
 
 def encode_varint(value: int) -> bytes:
@@ -91,7 +95,9 @@ def encode_ack(version: int, kind: int, packet_id: int, code: int = 0, text: str
 
 def encode_acks(kind: int, packet_ids: Sequence[int]) -> bytes:
     """Return several acknowledgements without a reason code."""
-    head = bytes((kind << 4 | (2 if kind == PacketType.PUBREL else 0), 2))
+    head = ACK_HEADS[kind]
+    if len(packet_ids) == 1:
+        return head + packet_ids[0].to_bytes(2, "big")
     return head + head.join([_U16.pack(packet_id) for packet_id in packet_ids])
 
 

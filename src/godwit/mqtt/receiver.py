@@ -33,6 +33,8 @@ from godwit.wire.filters import RESERVED
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
 
+PUBACK: Final = 4
+PUBREC: Final = 5
 QOS_2: Final = 4
 """The bit of the flags of a PUBLISH."""
 MAX_RUN_MESSAGES: Final = 4096
@@ -89,21 +91,20 @@ class AckSlot:
         self.receiver.connection.mark_output()
 
 
-class MqttReceipt:
+class MqttReceipt(AckSlot):
     """The outcome of one batch: its acknowledgements."""
 
-    __slots__ = ("count", "ids", "qos", "receiver", "slot")
+    __slots__ = ("ids", "qos")
 
     def __init__(self, receiver: MqttReceiver, qos: int, ids: list[int], held_bytes: int) -> None:
-        self.receiver = receiver
+        super().__init__(receiver, held_bytes)
         self.qos = qos
         self.ids = ids
-        self.slot = AckSlot(receiver, held_bytes)
 
     def accepted(self, reached: int) -> None:
         """See godwit.broker.ports.Receipt."""
         receiver = self.receiver
-        kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
+        kind = PUBACK if self.qos == 1 else PUBREC
         if self.qos == 1:
             receiver.unacknowledged -= len(self.ids)
         version = receiver.connection.version
@@ -111,7 +112,7 @@ class MqttReceipt:
             data = b"".join([encode_ack(version, kind, number, Reason.NO_SUBSCRIBERS) for number in self.ids])
         else:
             data = encode_acks(kind, self.ids)
-        self.slot.fill(data)
+        self.fill(data)
 
     def refused(self, code: Code, text: str) -> None:
         """See godwit.broker.ports.Receipt."""
@@ -124,7 +125,7 @@ class MqttReceipt:
             for number in self.ids if self.qos == 2 else ():
                 receiver.free(number)
             connection.close(code, text)
-            self.slot.fill(b"")
+            self.fill(b"")
             return
         connection.notify_refused(code, text)
         kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
@@ -135,9 +136,9 @@ class MqttReceipt:
             reason = PUBLISH_REASONS.get(code, Reason.UNSPECIFIED)
             one = connection.with_reason(lambda shown: encode_ack(version, kind, 0, reason, shown), text)
             at = 3 if one[1] & 0x80 else 2  # where the packet identifier is
-            self.slot.fill(b"".join([one[:at] + number.to_bytes(2, "big") + one[at + 2 :] for number in self.ids]))
+            self.fill(b"".join([one[:at] + number.to_bytes(2, "big") + one[at + 2 :] for number in self.ids]))
         else:
-            self.slot.fill(encode_acks(kind, self.ids))
+            self.fill(encode_acks(kind, self.ids))
 
 
 class MqttReceiver:
@@ -153,7 +154,8 @@ class MqttReceiver:
         self._session = session
         self._table = table
         self._aliases: dict[int, str] = {}
-        self._publications: dict[tuple[str, int], MqttPublication] = {}
+        self._publications: dict[tuple[str, bool], MqttPublication] = {}
+        """By topic, and whether they are for QoS 1 and 2."""
         self._repeats: dict[int, tuple[int, int]] = {}
         """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
         self.slots: deque[AckSlot] = deque()
@@ -241,21 +243,15 @@ class MqttReceiver:
             receipt = MqttReceipt(self, qos, ids, size)
             if qos == 1:
                 self.unacknowledged += len(ids)
-        if topic.startswith(RESERVED):
-            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
-                receipt.accepted(1)
-            elif receipt is not None:
-                receipt.refused(Code.NOT_ALLOWED, "")
-            return
-        try:
-            extension = encode_message_properties(properties) if properties else None
-            publication = self._open(topic, min(qos, 1))
-        except RequestFailure as failure:
-            if receipt is not None:
-                receipt.refused(failure.code, failure.text)
-            else:
-                self.connection.notify_refused(failure.code, failure.text)
-            return
+        extension = None
+        publication = self._publications.get((topic, qos > 0))
+        if publication is None or properties:
+            try:
+                extension = encode_message_properties(properties) if properties else None
+                publication = publication or self._open(topic, qos > 0)
+            except RequestFailure as failure:
+                self._refuse(topic, receipt, failure)
+                return
         if qos == 2:
             self.connection.broker.hold_identifier(self._table, ids[0])
         entry = make_entry(
@@ -297,23 +293,32 @@ class MqttReceiver:
         self.connection.broker.when_stored(self.connection, lambda: slot.fill(data), lambda text: slot.fill(b""))
         return True
 
-    def _open(self, topic: str, qos: int) -> MqttPublication:
-        """Return the publication for a topic. Raises RequestFailure."""
-        publication = self._publications.get((topic, qos))
-        if publication is not None:
-            return publication
+    def _refuse(self, topic: str, receipt: MqttReceipt | None, failure: RequestFailure) -> None:
+        """Report that messages to a topic are not accepted."""
+        if topic.startswith(RESERVED):  # every client may try that, so the operator gets no notice
+            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
+                receipt.accepted(1)
+            elif receipt is not None:
+                receipt.refused(Code.NOT_ALLOWED, "")
+        elif receipt is not None:
+            receipt.refused(failure.code, failure.text)
+        else:
+            self.connection.notify_refused(failure.code, failure.text)
+
+    def _open(self, topic: str, is_reliable: bool) -> MqttPublication:
+        """Return a new publication for a topic. Raises RequestFailure."""
         if len(self._publications) >= MAX_PUBLICATIONS:
             oldest = next(iter(self._publications))
             self.connection.broker.close_publication(self._publications.pop(oldest))
-        publication = MqttPublication(self, self._session, qos)
+        publication = MqttPublication(self, self._session, int(is_reliable))
         publication.is_logged = self.connection.settings.log_qos_0
         self.connection.broker.open_publication(publication, topic)
-        self._publications[topic, qos] = publication
+        self._publications[topic, is_reliable] = publication
         return publication
 
     def forget(self, publication: MqttPublication) -> None:
         """The client has lost the right to publish to a topic."""
-        self._publications.pop((publication.topic.name, publication.qos), None)
+        self._publications.pop((publication.topic.name, publication.qos > 0), None)
 
     # -- PUBREL and acknowledgements ----------------------------------------------------------------------------------
 

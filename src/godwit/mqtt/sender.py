@@ -277,7 +277,40 @@ class MqttOutbound(Outbound):
             return count
         if is_retained:
             return self._send_retained(batch, rule, qos)
+        if entry.flags & SHAPE == LONE and rule.is_plain and not self.max_aliases and self.is_unlimited:
+            return self._send_one(batch, rule, qos)
         return self._send_logged(batch, rule, qos, index)
+
+    def _send_one(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
+        """Do the same as `_send_logged`, for one message without properties."""
+        table = self.table
+        numbers = table.numbers
+        publishes = self.publishes
+        offset = batch.offset
+        if not table.is_stored and numbers.sent_below <= table.created_at:
+            table.created_at = offset  # the first message has identifier 1
+        self.next_offset = offset
+        if offset not in numbers.finished and offset not in numbers.released:
+            if len(publishes) + len(self.releases) + len(numbers.not_logged) >= self.quota:
+                return 0
+            connection = self._connection
+            packet_id = (offset - table.created_at) % IDENTIFIERS + 1
+            if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
+                connection.mark_stalled()
+                return 0
+            payload = batch.entry.rest
+            is_v5 = connection.version == V5
+            flags = qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
+            if offset < numbers.sent_below:
+                flags |= 8
+            else:
+                numbers.sent_below = offset + 1
+            front = publish_front(flags, connection.encoded_topic(batch.topic.name), int(is_v5), len(payload))
+            number = packet_id.to_bytes(2, "big")
+            publishes[packet_id] = InFlight(offset, qos)
+            connection.write(b"".join((front, number, b"\0", payload) if is_v5 else (front, number, payload)))
+        self.next_offset = offset + 1
+        return 1
 
     def _send_logged(self, batch: OutboundBatch, rule: TopicRule, qos: int, index: int) -> int:
         """Send messages of QoS 1 or 2 from the log."""

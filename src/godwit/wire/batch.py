@@ -182,7 +182,10 @@ def make_entry(
 ) -> Entry:
     """Return an entry with these messages, at least one. `published_us`: by the publisher's clock, by default
     `now_us`."""
-    shape, rest = pack_rest(payloads, extension=extension)
+    if len(payloads) == 1 and extension is None:
+        shape, rest = LONE, payloads[0]
+    else:
+        shape, rest = pack_rest(payloads, extension=extension)
     return Entry(
         topic=topic,
         publisher=publisher,

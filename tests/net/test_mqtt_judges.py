@@ -1,6 +1,6 @@
 """Public judges of MQTT brokers, over real sockets: Mosquitto's packet sequences, and Paho's interoperability suite.
 
-Both come from their repositories, see tests/mqtt/reference.py, and are skipped where these cannot be had.
+Both come from their repositories, see tests/mqtt/reference.py, and are skipped without them.
 """
 
 from __future__ import annotations

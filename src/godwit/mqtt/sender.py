@@ -16,7 +16,7 @@ from godwit.broker.ports import Outbound, OutboundBatch
 from godwit.broker.subscription import FilterTable, TableFilter
 from godwit.mqtt.encoding import encode_ack, encode_packet_properties, encode_text, publish_front, publish_head
 from godwit.mqtt.packets import V5, PacketType, Property, Reason
-from godwit.wire.batch import HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN, SHAPE, Entry, extension_of, payloads_of
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, lone_payload, payloads_of
 from godwit.wire.extension import decode_properties, expiry_of
 
 if TYPE_CHECKING:
@@ -193,8 +193,9 @@ class MqttOutbound(Outbound):
         entry = batch.entry
         rule = self._rule(batch.topic.name, -1)
         if rule is not None and not (rule.is_no_local and entry.publisher == connection.name):
-            if entry.flags & SHAPE == LONE and rule.is_plain and not self.max_aliases and self.is_unlimited:
-                self._write_one(batch, rule, entry)
+            payload = lone_payload(entry)
+            if payload is not None and rule.is_plain and not self.max_aliases and self.is_unlimited:
+                self._write_one(batch, rule, payload)
             else:
                 self._write_batch(batch, rule, 0)
         return True
@@ -277,11 +278,12 @@ class MqttOutbound(Outbound):
             return count
         if is_retained:
             return self._send_retained(batch, rule, qos)
-        if entry.flags & SHAPE == LONE and rule.is_plain and not self.max_aliases and self.is_unlimited:
-            return self._send_one(batch, rule, qos)
+        payload = lone_payload(entry)
+        if payload is not None and rule.is_plain and not self.max_aliases and self.is_unlimited:
+            return self._send_one(batch, rule, qos, payload)
         return self._send_logged(batch, rule, qos, index)
 
-    def _send_one(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
+    def _send_one(self, batch: OutboundBatch, rule: TopicRule, qos: int, payload: bytes) -> int:
         """Do the same as `_send_logged`, for one message without properties."""
         table = self.table
         numbers = table.numbers
@@ -298,7 +300,6 @@ class MqttOutbound(Outbound):
             if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
                 connection.mark_stalled()
                 return 0
-            payload = batch.entry.rest
             is_v5 = connection.version == V5
             flags = qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
             if offset < numbers.sent_below:
@@ -420,15 +421,14 @@ class MqttOutbound(Outbound):
         if data:
             connection.write(data)
 
-    def _write_one(self, batch: OutboundBatch, rule: TopicRule, entry: Entry) -> None:
+    def _write_one(self, batch: OutboundBatch, rule: TopicRule, payload: bytes) -> None:
         """Write one message with QoS 0 and without properties. The encoded form serves all such clients."""
         connection = self._connection
         is_v5 = connection.version == V5
-        is_retained = rule.keeps_retain and bool(entry.flags & RETAIN)
+        is_retained = rule.keeps_retain and bool(batch.entry.flags & RETAIN)
         key = ONE_ENCODINGS[2 * is_v5 + is_retained]
         data: bytes | None = batch.encodings.get(key)
         if data is None:
-            payload = entry.rest
             text = connection.encoded_topic(batch.topic.name)
             data = publish_front(int(is_retained), text, int(is_v5), len(payload)) + (b"\0" if is_v5 else b"") + payload
             batch.encodings[key] = data

@@ -339,6 +339,11 @@ def decode_entry(entry: Entry) -> Batch:
     return decode_batch(encode_head(entry.flags, entry.published_us, entry.sequence, None) + entry.rest)[0]
 
 
+def lone_payload(entry: Entry) -> bytes | None:
+    """Return the message of an entry that has one and no extension, else None."""
+    return entry.rest if entry.flags & SHAPE == LONE else None
+
+
 def payloads_of(entry: Entry) -> list[bytes]:
     """Return the messages of an entry. Raises DecodeError if its rest is malformed."""
     shape = entry.flags & SHAPE

@@ -245,7 +245,8 @@ class MqttConnection(Peer):
             self._end(now_us)
         elif self.is_admitted and not self.is_closing:
             self.outbound.send_queued()
-            self._resume()
+            if self.behind:
+                self._resume()
         if self._is_blocked or not self._is_reading:
             self._set_reading()
         held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
@@ -268,12 +269,12 @@ class MqttConnection(Peer):
                 self._inbox_bytes = 0
                 self._packets = self._reader.feed(data, MAX_TURN_PACKETS)
                 budget -= len(self._packets)
-                if self._packets:
-                    self._protocol.incomplete[self.is_admitted].renew(self)
-                else:
+                if not self._packets:
                     if self._reader.error is not None:
                         raise self._reader.error
                     return
+                if self.held_bytes:
+                    self._protocol.incomplete[self.is_admitted].renew(self)
             packets = self._packets
             index = 0
             try:
@@ -328,7 +329,7 @@ class MqttConnection(Peer):
 
     def _resume(self) -> None:
         """Let subscriptions that are behind continue, if there is room again."""
-        if self.behind and self.outbound.room() > self.window_bytes // 2:
+        if self.outbound.room() > self.window_bytes // 2:
             self.broker.resume(self)
 
     def write(self, data: bytes) -> None:

@@ -66,10 +66,9 @@ class IncompletePackets:
             self._broker.close(oldest, Code.LIMIT, "the incomplete packets of all clients take all of their room")
 
     def renew(self, connection: MqttConnection) -> None:
-        """A packet of the connection was complete."""
-        if connection.held_bytes:
-            self._holders.pop(connection, None)
-            self._holders[connection] = None
+        """A packet of the connection, which holds bytes, was complete."""
+        self._holders.pop(connection, None)
+        self._holders[connection] = None
 
 
 class MqttProtocol:
@@ -172,9 +171,9 @@ class MqttProtocol:
 
     def mark_input(self, connection: MqttConnection) -> None:
         """The connection has something to handle."""
-        if connection not in self._input:
-            self._input[connection] = None
+        if not self._input:
             self.wake()
+        self._input[connection] = None
 
     def mark_output(self, connection: MqttConnection) -> None:
         """The connection has something to send, or is to be closed."""

@@ -33,7 +33,7 @@ MAX_PACKET_FILTERS: Final = 8192
 """Filters in one SUBSCRIBE or UNSUBSCRIBE."""
 MAX_PROPERTIES_BYTES: Final = 64 * KIB
 MAX_USER_PROPERTIES: Final = 1024
-"""Of one packet. What a message may keep of them is less, see godwit.wire.extension."""
+"""Of one packet. A message keeps fewer of them, see godwit.wire.extension."""
 MAX_RUN_BYTES: Final = 256 * KIB
 """Of a PublishRun, with the heads of its packets."""
 MAX_CACHED_TOPICS: Final = 16_384

@@ -43,7 +43,7 @@ MAX_RUN_BYTES: Final = 512 * 1024
 MAX_PUBLICATIONS: Final = 2048
 """Topics of one client that are kept open; the least recently opened is closed for another one."""
 SLOT_COST_BYTES: Final = 512
-"""What a batch that waits for its acknowledgement takes beside its payloads, about."""
+"""The memory of a batch that waits for its acknowledgement, beside its payloads, about."""
 MAX_REPEATS: Final = 1
 """Of a message of QoS 2 on one connection: a client repeats it after a reconnect only."""
 BRIDGE_STATE: Final = re.compile(r"\$SYS/broker/connection/[^/]+/state")

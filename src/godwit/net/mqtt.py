@@ -253,7 +253,7 @@ class MqttStream(asyncio.BufferedProtocol):
 
     def unsent_bytes(self) -> int:
         """Return how many bytes wait to be sent."""
-        if not self._is_paused or self._transport is None:  # then it is less than what matters
+        if not self._is_paused or self._transport is None:  # then only a few kilobytes wait
             return 0
         return self._transport.get_write_buffer_size()
 

@@ -20,7 +20,7 @@ COUNTS = {
     "gives": (7, 28),
     "who, those that": (20, 23),
     "its place, goes on, stands": (19, 29),
-    "cannot be, is no, is none": (63, 42),
+    "cannot be, is no, is none": (62, 39),
     "personification": (0, 1),
 }
 

@@ -47,7 +47,7 @@ class TopicRule(msgspec.Struct, frozen=True):
     identifiers: list[int]
     exact_from: int
     """Messages with smaller offsets do not match all of the filters."""
-    is_plain: bool
+    is_plain: bool = False
     """Whether messages are sent without subscription identifiers."""
 
 
@@ -293,7 +293,7 @@ class MqttOutbound(Outbound):
             table.created_at = offset  # the first message has identifier 1
         self.next_offset = offset
         if offset not in numbers.finished and offset not in numbers.released:
-            if len(publishes) + len(self.releases) + len(numbers.not_logged) >= self.quota:
+            if self.free_quota() <= 0:
                 return 0
             connection = self._connection
             packet_id = (offset - table.created_at) % IDENTIFIERS + 1
@@ -325,7 +325,7 @@ class MqttOutbound(Outbound):
         created_at = self.table.created_at
         flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
         head = self._head(batch.topic.name, rule.identifiers, entry)
-        free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
+        free = self.free_quota()
         count = entry.count
         out = connection.out
         front, front_of = b"", (-1, -1)  # of a packet, and the length and flags for which it is right
@@ -367,8 +367,7 @@ class MqttOutbound(Outbound):
     def _send_retained(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
         """Send a retained message at the beginning of a subscription with QoS 1 or 2. Return 0 if it has to wait."""
         numbers = self.table.numbers
-        in_flight = len(numbers.not_logged)
-        if self.quota - len(self.publishes) - len(self.releases) - in_flight <= 0 or in_flight >= RETAINED_IDENTIFIERS:
+        if self.free_quota() <= 0 or len(numbers.not_logged) >= RETAINED_IDENTIFIERS:
             return 0
         packet_id = IDENTIFIERS + 1 + self._next_retained
         for _ in range(RETAINED_IDENTIFIERS):
@@ -381,6 +380,11 @@ class MqttOutbound(Outbound):
             numbers.not_logged[packet_id] = message
         self._done(batch, 1)
         return 1
+
+    def free_quota(self) -> int:
+        """Return how many messages of QoS 1 and 2 may be sent now."""
+        in_flight = len(self.publishes) + len(self.releases) + len(self.table.numbers.not_logged)
+        return self.quota - in_flight
 
     def _write_retained(self, packet_id: int, message: RetainedInFlight, *, is_repeat: bool) -> bool:
         """Return False if the client does not accept it."""

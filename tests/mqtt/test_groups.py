@@ -206,6 +206,17 @@ def test_access_rules() -> None:
     assert device.connection.table.table == {}
 
 
+def test_topic_aliases() -> None:
+    world = MqttWorld()
+    device = world.device("a", 5, values={Property.TOPIC_ALIAS_MAXIMUM: 5})
+    device.subscribe((SHARED, 1))
+    sender = world.device("s")
+    for topic in ("orders/a", "orders/b", "orders/a", "orders/b"):
+        sender.publish(topic, topic.encode(), qos=1, packet_id=1)
+    found = [(message.topic, message.properties[Property.TOPIC_ALIAS]) for message in device.messages]
+    assert found == [("orders/a", 1), ("orders/b", 2), ("", 1), ("", 2)]
+
+
 def test_messages_keep_their_properties() -> None:
     world = MqttWorld()
     device = world.device("a", 5)

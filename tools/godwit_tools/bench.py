@@ -108,6 +108,18 @@ def groups(
     )
 
 
+@app.command("mqtt", epilog="Example: godwit bench mqtt --rounds 3 --json")
+def mqtt(rounds: Rounds = 5, seconds: Seconds = 1.5, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """The MQTT listener against Mosquitto: QoS 0, QoS 1 on disk, 1,000 senders, 1,000 topics, a session that resumes.
+
+    Takes about two minutes, and compiles a small load generator with the C compiler of this machine. A missing
+    mosquitto is installed with apt-get if you are root; else the error shows the command to install it.
+    """
+    from godwit_bench import mqtt as mqtt_bench
+
+    _run(mqtt_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
+
+
 @app.command("clients", epilog="Example: godwit bench clients --clients 1000 --seconds 10 --json")
 def clients(
     count: Annotated[

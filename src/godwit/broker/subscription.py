@@ -74,10 +74,10 @@ class BrokerSubscription:
     """The state of one subscription. Delivery changes it."""
 
     __slots__ = (
+        "_filters",
         "acknowledged_below",
         "counted_from",
         "cursor",
-        "filters",
         "gaps",
         "holes_below",
         "is_abandoned", "is_full", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
@@ -104,8 +104,7 @@ class BrokerSubscription:
         self.serial = serial
         """Subscriptions are served in the order in which they were created."""
         self.session = session
-        self.filters = filters
-        """Sorted, without duplicates."""
+        self._filters: tuple[str, ...] | None = filters
         self.cursor = cursor
         """With a name the position moves by commits alone."""
         self.peer: Peer | None = None
@@ -153,6 +152,17 @@ class BrokerSubscription:
         """Up to here retention had deleted messages when the client asked for whatever exists: these are no loss."""
         self.is_stored = False
         """Whether the store has it, so that it outlives a restart."""
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Sorted, without duplicates."""
+        if self._filters is None:
+            self._filters = self._sorted_filters()
+        return self._filters
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        """Return the filters when they have changed: only those of a FilterTable do."""
+        raise NotImplementedError
 
     @property
     def key(self) -> tuple[tuple[str, ...], str | None]:
@@ -331,9 +341,10 @@ class FilterTable(BrokerSubscription):
 
     def _changed(self) -> None:
         self.version += 1
-        self.filters = tuple(
-            sorted([text for text, one in self.table.items() if one.until is None and not one.is_shared])
-        )
+        self._filters = None  # a client may add thousands at once: they are sorted when they are needed
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        return tuple(sorted([text for text, one in self.table.items() if one.until is None and not one.is_shared]))
 
     @property
     def shared(self) -> list[TableFilter]:

@@ -274,8 +274,8 @@ class GroupWorld(MqttWorld):
             member.schedule()
 
     def note_joined(self) -> None:
-        """A member has been accepted: the group exists, and is stored."""
-        if self.joined_at is None:
+        """A member has been accepted: the group exists. While the disk fails, it may not be stored yet."""
+        if self.joined_at is None and not self.checkers.connections.is_uncertain(self.network.now):
             self.joined_at = self.checkers.log.next_offset
 
     def note_processed(self, payload: bytes) -> None:

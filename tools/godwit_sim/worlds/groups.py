@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from godwit.broker.append_queue import RETRY_US
 from godwit.broker.settings import Settings
 from godwit.client import events as client_events
 from godwit.client.config import ClientConfig
@@ -28,7 +27,6 @@ from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Trace
 from godwit_sim.worlds.broker import observe
 from godwit_sim.worlds.broker_harness import NodeAdapter
-from godwit_sim.worlds.durable import DiskFault
 from godwit_sim.worlds.mqtt import DELAYS_S, MqttClient, MqttClientPlan, MqttPlan, MqttWorld, draw_mqtt_plan
 
 NAME: Final = "group"
@@ -69,8 +67,9 @@ def draw_group_plan(seed: int) -> GroupPlan:
     end_s = mqtt.durable.broker.faults_end_s
     members = tuple(_draw_member(rng, end_s) for _ in range(rng.randint(1, 4)))
     return GroupPlan(
-        # Its other MQTT clients have checks of their own, which the MQTT world runs.
-        replace(mqtt, clients=mqtt.clients[:1]),
+        # The other MQTT clients, and disks that refuse writes, are in the MQTT world: while the disk fails a broker
+        # confirms subscriptions that it stores later, and a group that it has forgotten would look like a loss.
+        replace(mqtt, clients=mqtt.clients[:1], durable=replace(mqtt.durable, disk_faults=())),
         members,
         tuple(
             MqttClientPlan(
@@ -288,12 +287,6 @@ class GroupWorld(MqttWorld):
 
     def _has_work(self, host: Host) -> bool:
         return any(one.host is host and one.is_online for one in self.members) or super()._has_work(host)
-
-    def _start_disk_fault(self, fault: DiskFault) -> None:
-        super()._start_disk_fault(fault)
-        # A reply that was sent while the disk failed is durable when the broker has tried again.
-        retried_s = self.network.now + fault.lasts_s + RETRY_US / 1e6
-        self.checkers.connections.mark_uncertain(retried_s)
 
     def _heal(self) -> None:
         self.is_healed = True

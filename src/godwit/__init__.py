@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from godwit.net.worker import TaskHandler, Worker
     from godwit.transport.config import EndpointConfig
     from godwit.transport.connection_state import Statistics
-    from godwit.wire.control import ClientInfo, TopicInfo, Will
+    from godwit.wire.control import ClientInfo, GroupInfo, TopicInfo, Will
     from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
     __version__: str
@@ -99,6 +99,7 @@ __all__ = [
     "FileTransferError",
     "ForkedError",
     "GodwitError",
+    "GroupInfo",
     "JobCancelledError",
     "JobError",
     "JobFailedError",
@@ -163,7 +164,7 @@ _NAMES_BY_MODULE = {
     "net.worker": "TaskHandler Worker",
     "transport.config": "EndpointConfig",
     "transport.connection_state": "Statistics",
-    "wire.control": "ClientInfo TopicInfo Will",
+    "wire.control": "ClientInfo GroupInfo TopicInfo Will",
     "wire.jobs": "JobInfo JobState TaskInfo",
 }
 """The modules of the public names. The other names are errors."""

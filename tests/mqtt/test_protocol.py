@@ -442,12 +442,6 @@ def test_a_bridge_of_mosquitto() -> None:
     assert other.got() == [("t", b"from the bridge"), ("t", b"to the bridge")]
 
 
-def test_shared_subscriptions_are_refused() -> None:
-    world = MqttWorld()
-    assert world.device("d", 5).subscribe(("$share/g/t", 1), ("t", 1)) == [Reason.NO_SHARED, 1]
-    assert world.device("e", 4).subscribe(("$share/g/t", 1), ("t", 1)) == [0x80, 1]
-
-
 def test_access_rules_apply_to_the_user() -> None:
     rules = (
         Rule(clients=("anna",), allow=frozenset(("publish", "subscribe")), topics=("home/#",)),

@@ -385,6 +385,43 @@ def test_a_client_of_the_matrix(name: str, version: int, tmp_path: Path) -> None
     run(test, deadline_s=120)
 
 
+@pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5.0"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_members_of_a_consumer_group(name: str, version: int, tmp_path: Path) -> None:
+    make, is_installed = CLIENTS[name]
+    if not is_installed() or version not in make.versions:
+        pytest.skip(f"{name} is not installed, or does not have this version")
+    port = free_port()
+
+    async def test() -> None:
+        process = await start_broker(tmp_path, port)
+        try:
+            members = [make(port, version, f"member-{number}", clean=True) for number in range(2)]
+            for member in members:
+                await member.open()
+                await member.subscribe("$share/crew/work/#", 1)
+            sender = make(port, version, "sender", clean=True)
+            await sender.open()
+            for number in range(6):
+                await sender.publish(f"work/{number}", "do it", 1)
+            found: list[Found] = []
+            while len(found) < 6:
+                getters = [asyncio.ensure_future(member.found.get()) for member in members]
+                done, pending = await asyncio.wait(getters, return_when=asyncio.FIRST_COMPLETED)
+                found += [one.result() for one in done]
+                for one in pending:
+                    one.cancel()
+            assert sorted(found) == [(f"work/{number}", "do it", False) for number in range(6)]
+            for client in (*members, sender):
+                await client.close()
+            assert all(member.found.empty() for member in members)
+        finally:
+            process.kill()
+            await process.wait()
+
+    run(test, deadline_s=120)
+
+
 def test_the_dashboard_of_the_guide() -> None:
     if not has_mqtt_js():
         pytest.skip("MQTT.js is not installed")

@@ -82,6 +82,32 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
+@app.command("groups", epilog="Example: godwit bench groups --json")
+def groups(
+    rounds: Rounds = 3,
+    messages: Annotated[int, typer.Option(min=100, help="Messages for Godwit; JetStream gets a quarter.")] = 200_000,
+    members: Annotated[int, typer.Option(min=1, max=64, help="Members of the group, a process each.")] = 4,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """A consumer group against the queue consumers of JetStream, pull and push: received and acknowledged messages.
+
+    Takes about a minute. nats-py comes with `make setup`. A missing nats-server is installed with apt-get if you are
+    root; else the error shows the command to install it.
+    """
+    from godwit_bench import groups as groups_bench
+
+    _run(
+        groups_bench.run,
+        as_json,
+        may_install=True,
+        folder=folder,
+        rounds=rounds,
+        messages=messages,
+        members=members,
+    )
+
+
 @app.command("mqtt", epilog="Example: godwit bench mqtt --rounds 3 --json")
 def mqtt(rounds: Rounds = 5, seconds: Seconds = 1.5, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """The MQTT listener against Mosquitto: QoS 0, QoS 1 on disk, 1,000 senders, 1,000 topics, a session that resumes.

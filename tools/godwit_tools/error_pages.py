@@ -173,9 +173,9 @@ CODES: Final[dict[Code, Explanation]] = {
         "([sizing](../guides/operations.md#sizing)).",
     ),
     Code.NO_SUCH_CLIENT: Explanation(
-        "No client and no session has this name.",
-        "It was never connected, its session has expired, or the name is misspelt.",
-        "List the names with `godwit clients`.",
+        "No client, session or consumer group has this name.",
+        "It was never connected, its session or the group has expired, or the name is misspelt.",
+        "List the names with `godwit clients` or `godwit groups`.",
     ),
     Code.STORAGE: Explanation(
         "The broker could not write its log, and confirmed nothing.",

@@ -422,6 +422,19 @@ class Delivery:
         peer.behind[subscription] = None
         self._lagging[subscription] = None
 
+    def rewind(self, subscription: BrokerSubscription, offset: int) -> None:
+        """Read the log again from an offset on: messages of a consumer group are to be sent to another member."""
+        peer = subscription.peer
+        assert peer is not None
+        self._stop_reading(subscription, peer)
+        if subscription.is_live:
+            self._fall_behind(subscription, peer)
+            subscription.position = self.next_offset
+        subscription.position = max(min(offset, subscription.position), self.first_offset)
+        subscription.is_full = False
+        self._needed_bound = min(self._needed_bound, subscription.position)
+        self._advance(subscription, peer)
+
     # -- from the log to a subscription that is behind ----------------------------------------------------------------
 
     def on_found(self, found: Found, now_us: int) -> None:

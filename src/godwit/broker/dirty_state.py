@@ -327,6 +327,7 @@ def _subscription(
     key = one.key
     if table is not None:
         _pass(table, resume_at, dirty)
+    high, unfinished = one.pending()
     return SubscriptionRow(
         one.session.name,
         *key,
@@ -336,6 +337,8 @@ def _subscription(
         is_settled=one.is_settled,
         created_at=0 if table is None else table.created_at,
         sent_below=0 if table is None else table.numbers.sent_below,
+        high=high,
+        unfinished=unfinished,
     )
 
 

@@ -23,12 +23,13 @@ import msgspec
 from godwit.broker.dirty_state import SAVED_AT_ONCE, TABLE_KEY, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
 from godwit.broker.topics import FilterTrie
-from godwit.wire.filters import matches
+from godwit.wire.filters import GROUP_PREFIX, matches
 from godwit.wire.retention_floors import lost_below
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.effects import Losing, Read
+    from godwit.broker.group import GroupMember
     from godwit.broker.session import Session
 
 IDLE_SWEEPS: Final = 3
@@ -223,6 +224,14 @@ class BrokerSubscription:
         """
         return sum([count for count, offset in self.gaps if self.cursor is None or offset <= self.resume_at])
 
+    def pending(self) -> tuple[int, tuple[int, ...]]:
+        """Return SubscriptionRow.high and SubscriptionRow.unfinished, which only a consumer group has."""
+        return 0, ()
+
+    def count_needed(self, spans: Sequence[Span], first: int) -> int:
+        """Return how many messages of these ranges it has not got, if it needs all from an offset on."""
+        return sum([max(end - max(offset, first), 0) for offset, end in spans])
+
     def note_sent(self, offset: int, end: int) -> None:
         """Record that the messages of these offsets are on their way to the client."""
         sent = self.sent
@@ -244,6 +253,11 @@ class TableFilter(msgspec.Struct):
     identifier: int = 0
     until: int | None = None
     """It was removed: only messages below this offset match, because they may have been sent."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a membership in a consumer group."""
+        return self.text.startswith(GROUP_PREFIX)
 
 
 class PacketNumbers:
@@ -275,13 +289,15 @@ class FilterTable(BrokerSubscription):
     `filters` are the present ones. Removed ones are remembered in the table until the position has passed them.
     """
 
-    __slots__ = ("_trie", "created_at", "is_written", "numbers", "table", "version")
+    __slots__ = ("_trie", "created_at", "is_written", "members", "numbers", "table", "version")
 
     def __init__(self, serial: int, session: Session, offset: int, created_at: int) -> None:
         super().__init__(serial, session, (), None, offset)
         self.table: dict[str, TableFilter] = {}
         self._trie: FilterTrie[str] = FilterTrie()
-        """Of all filters in the table."""
+        """Of all filters in the table, except the ones of consumer groups: `$share/NAME/FILTER`."""
+        self.members: dict[str, GroupMember] = {}
+        """The memberships for these, while the client is connected."""
         self.created_at = created_at
         """The end of the log when the session began."""
         self.numbers = PacketNumbers(offset)
@@ -310,15 +326,17 @@ class FilterTable(BrokerSubscription):
 
     def put(self, one: TableFilter) -> None:
         """Add a filter, or replace it."""
-        if one.text not in self.table:
+        if one.text not in self.table and not one.is_shared:
             self._trie.add(one.text, one.text)
         self.table[one.text] = one
         self._changed()
 
     def discard(self, text: str) -> None:
         """Forget a filter."""
-        if self.table.pop(text, None) is not None:
-            self._trie.remove(text, text)
+        one = self.table.pop(text, None)
+        if one is not None:
+            if not one.is_shared:
+                self._trie.remove(text, text)
             self._changed()
 
     def _changed(self) -> None:
@@ -326,7 +344,12 @@ class FilterTable(BrokerSubscription):
         self._filters = None  # a client may add thousands at once: they are sorted when they are needed
 
     def _sorted_filters(self) -> tuple[str, ...]:
-        return tuple(sorted([text for text, one in self.table.items() if one.until is None]))
+        return tuple(sorted([text for text, one in self.table.items() if one.until is None and not one.is_shared]))
+
+    @property
+    def shared(self) -> list[TableFilter]:
+        """The filters of consumer groups."""
+        return [one for one in self.table.values() if one.is_shared]
 
     def passed(self, offset: int) -> list[str]:
         """Return the removed filters that are not needed any more when the position is at this offset."""
@@ -386,12 +409,10 @@ def count_losses(
     for offset, entry in losing.entries:
         spans_of.setdefault(entry.topic, []).append((offset, min(offset + entry.count, losing.floor)))
     for topic, spans in spans_of.items():
-        count = sum([end - offset for offset, end in spans])
         for one in matching(topic):
             first = needs_from.get(one)
             if first is not None:
-                needs_all = first <= spans[0][0]
-                one.lost += count if needs_all else sum([max(end - max(offset, first), 0) for offset, end in spans])
+                one.lost += one.count_needed(spans, first)
 
 
 # -- quiet subscriptions ----------------------------------------------------------------------------------------------

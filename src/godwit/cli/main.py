@@ -60,6 +60,7 @@ SECTIONS: Final = (
             ("topics", "topics", "List, show, create and delete topics."),
             ("clients", "clients", "List the clients with their subscriptions."),
             ("cursors", "clients", "List the subscriptions with their positions in the log."),
+            ("groups", "groups", "List and delete consumer groups, with their positions in the log."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),
@@ -90,6 +91,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": ("submit", "list", "show", "results", "cancel", "retry", "watch"),
     "topics": ("list", "show", "create", "delete"),
+    "groups": ("list", "delete"),
     "bench": ("pub", "sub", "latency"),
     **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
 }

@@ -79,6 +79,7 @@ class SubscribePlan:
     back: int | None = None
     """Start this many messages before the end of the log."""
     cursor: str | None = None
+    group: str | None = None
     count: int | None = None
     wait_s: float | None = None
     follows: bool = True
@@ -165,6 +166,13 @@ def sub(
             help="Continue after the last printed message; the broker stores that position for a week under this name.",
         ),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Join this consumer group: each message goes to one member. --from is for a new group.",
+        ),
+    ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option("--exclude", "-T", metavar="FILTER", help="Leave out topics that match; may be repeated."),
@@ -247,6 +255,8 @@ def sub(
     limits_of_qos = parse_filter_qos(qos or [], len(filters))
     if cursor is not None and 0 in limits_of_qos:
         raise UsageError("--qos 0 stores no position and --cursor does: leave one of them out")
+    if group is not None and (cursor is not None or qos or retained_only or save is not None):
+        raise UsageError("a group has a position of its own: leave out --cursor, --qos, --retained-only and --save")
     for filter in exclude or ():
         check_filter(filter)
     target = Target.of(broker, name, secret_file, wait if timeout is None else timeout, arq)
@@ -266,6 +276,7 @@ def sub(
         since,
         back,
         cursor,
+        group,
         count,
         wait,
         follows=not (no_follow or retained_only),
@@ -378,12 +389,13 @@ async def _print(target: Target, plan: SubscribePlan, lines: MessageFormatter) -
             since=plan.since,
             cursor=plan.cursor,
             on_gap=lambda missed: _report_gap(missed, subscription.replaced),
-            keep=plan.is_kept,
+            keep=plan.is_kept if plan.group is None else None,
+            group=plan.group,
         )
         async with subscription as messages:
             position = messages.position
             is_plain = plan.follows and plan.wait_s is None
-            async for batch in messages.batches() if is_plain else _batches(client, messages, plan):
+            async for batch in _lists(messages, plan) if is_plain else _batches(client, messages, plan):
                 wanted = plan.select(batch)
                 async with printing:
                     shown = wanted if plan.count is None else wanted[: plan.count - printed]
@@ -434,7 +446,7 @@ async def _batches(
     client: AsyncClient, messages: AsyncSubscription, plan: SubscribePlan
 ) -> AsyncIterator[list[Message]]:
     """Yield the messages in lists, until the time of the plan is over or without `follows` the log ends."""
-    source = messages.batches()
+    source = _lists(messages, plan)
     now = asyncio.get_running_loop().time
     ends_at = math.inf if plan.wait_s is None else now() + plan.wait_s
     coming: asyncio.Future[list[Message]] = asyncio.ensure_future(anext(source))
@@ -455,9 +467,20 @@ async def _batches(
             await coming
 
 
+async def _lists(messages: AsyncSubscription, plan: SubscribePlan) -> AsyncIterator[list[Message]]:
+    """Yield the messages in lists; one by one for a group, so that a message that is not printed goes to another."""
+    if plan.group is None:
+        async for batch in messages.batches():
+            yield batch
+    async for message in messages:
+        yield [message]
+
+
 async def _is_at_end(client: AsyncClient, plan: SubscribePlan) -> bool:
-    """Return whether this client has processed every matching message of the log."""
+    """Return whether this client, or its group, has processed every matching message of the log."""
     wanted = sorted(set(plan.filters))
+    if plan.group is not None:
+        return any(one.name == plan.group and one.filters == wanted and not one.lag for one in await client.groups())
     return any(
         one.idle and one.filters == wanted and one.cursor == (plan.cursor or "")
         for one in await client.cursors(client.name)

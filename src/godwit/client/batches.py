@@ -97,10 +97,12 @@ class ChannelDecoder:
     On a live channel (QoS 0) it is the running number of the next message, and a jump in it is a loss.
     """
 
-    __slots__ = ("_publishers", "_topics", "live", "missed", "position", "repeated")
+    __slots__ = ("_publishers", "_topics", "is_shared", "live", "missed", "position", "repeated")
 
-    def __init__(self, *, live: bool, position: int = 0) -> None:
+    def __init__(self, *, live: bool, position: int = 0, is_shared: bool = False) -> None:
         self.live = live
+        self.is_shared = is_shared
+        """Whether it belongs to a member of a consumer group: offsets come in any order, and again."""
         self.position = position
         self.missed = 0
         """On a live channel: the number of lost messages so far."""
@@ -139,8 +141,8 @@ class ChannelDecoder:
             while at < stop:
                 is_plain = record[at] & _ALL_FLAGS == HAS_ROUTE
                 messages, offset, retain, at = (self._plain if is_plain else self._general)(record, at)
-                if retain and not live:
-                    found += messages  # retained: its offset is unrelated to the position
+                if (retain and not live) or self.is_shared:
+                    found += messages  # its offset is unrelated to the position
                     continue
                 known = position - offset
                 if known > 0:

@@ -27,7 +27,7 @@ from godwit.client.jobs import JobView
 from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
 from godwit.client.requests import RequestQueue
-from godwit.client.subscription import Start, Subscription, Subscriptions
+from godwit.client.subscription import Membership, Start, Subscription, Subscriptions, with_membership
 from godwit.client.work import ClientWork
 from godwit.client.worker import Lease
 from godwit.errors import FINAL_CODES, ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
@@ -158,7 +158,13 @@ class ClientProtocol:
         return self._publishers.publisher(topic, known, identity, epoch, sequence)
 
     def subscribe(
-        self, filters: Sequence[str], *, start: Start = None, since_us: int | None = None, cursor: str | None = None
+        self,
+        filters: Sequence[str],
+        *,
+        start: Start = None,
+        since_us: int | None = None,
+        cursor: str | None = None,
+        membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
 
@@ -167,10 +173,13 @@ class ClientProtocol:
             start: an offset, a bookmark, "latest" or "earliest"; None for the broker's default.
             since_us: begin with the first message published at or after this time; excludes `start`.
             cursor: the name of a position that the broker stores and `commit` moves.
+            membership: the consumer group that the subscription is a member of. A filter `$share/NAME/FILTER` names
+                one, too.
 
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
+        filters, membership = with_membership(filters, membership)
         for pattern in filters:
             check_filter(pattern)
         unique = tuple(sorted(set(filters)))
@@ -183,6 +192,10 @@ class ClientProtocol:
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
         if start is not None and since_us is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
+        if membership is not None:
+            _check_name("group", membership.group)
+            if cursor is not None or isinstance(start, Bookmark):
+                raise UsageError("a group has a position of its own: leave out the cursor and the bookmark")
         if cursor is not None:
             _check_name("cursor", cursor)
             if self.config.name is None:
@@ -190,20 +203,25 @@ class ClientProtocol:
                     f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
                     "the client; connect with name='...'"
                 )
-        return self._subscriptions.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
+        return self._subscriptions.subscribe(
+            unique, start=start, since_us=since_us, cursor=cursor, membership=membership
+        )
 
-    def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
+    def unsubscribe(
+        self, subscription: Subscription, *, keep: bool = False, offset: int | None = None, handled: int = 0
+    ) -> int:
         """End a subscription.
 
         Args:
             subscription: the subscription to end.
             keep: whether the session stores its position for a later run of this client.
             offset: the position to store; None for the position behind the last confirmed message.
+            handled: of a member of a group, how many messages of the current record are processed.
 
         Returns the number of the request; its Reply confirms that the subscription has ended at the broker.
         """
         self._require_open()
-        return self._subscriptions.unsubscribe(subscription, keep=keep, offset=offset)
+        return self._subscriptions.unsubscribe(subscription, keep=keep, offset=offset, handled=handled)
 
     def commit(self, subscription: Subscription, offset: int) -> int:
         """Set the stored position of a subscription with a cursor. Return the number of the request."""

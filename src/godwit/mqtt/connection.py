@@ -61,6 +61,7 @@ from godwit.mqtt.scram import METHOD, NONCE_BYTES, ScramError, ScramExchange
 from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
+from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
     from godwit.mqtt.protocol import MqttProtocol
@@ -247,6 +248,8 @@ class MqttConnection(Peer):
             self.outbound.send_queued()
             if self.behind:
                 self._resume()
+            if self.members:
+                self.broker.resume_members(self)
         if self._is_blocked or not self._is_reading:
             self._set_reading()
         held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
@@ -637,7 +640,6 @@ class MqttConnection(Peer):
             values[Property.ASSIGNED_CLIENT_ID] = self.assigned_id
         if self.keep_alive_s != self._asked_keep_alive_s:
             values[Property.SERVER_KEEP_ALIVE] = self.keep_alive_s
-        values[Property.SHARED_AVAILABLE] = 0
         values[Property.MAXIMUM_PACKET_SIZE] = self._max_packet_bytes()
         values[Property.RECEIVE_MAXIMUM] = settings.receive_maximum
         values |= more
@@ -669,27 +671,21 @@ class MqttConnection(Peer):
         self._require_filter_rate(len(packet.filters))
         identifier = packet.properties.get(Property.SUBSCRIPTION_ID, 0)
         requests: list[FilterRequest] = []
-        codes: list[int | None] = []
         for text, options in packet.filters:
-            if text.startswith("$share/"):
-                codes.append(Reason.NO_SHARED)
-                continue
-            codes.append(None)
             handling: Any = ("always", "if new", "never")[options >> 4 & 3]
             extra = NO_LOCAL | RETAIN_AS_PUBLISHED if self.is_bridge else 0
+            if text.startswith(GROUP_PREFIX):  # without retained messages, and with QoS 1 at most
+                handling, extra = "never", extra & RETAIN_AS_PUBLISHED
+                options = options & ~3 | min(options & 3, 1)
             requests.append(FilterRequest(text, options & 0x0F | extra, identifier, handling))
 
         def reply(results: list[RequestFailure | None]) -> None:
-            failures = iter(results)
-            granted = iter([request.options & 3 for request in requests])
-            text = ""
-            for index, code in enumerate(codes):
-                if code is None:
-                    failure = next(failures)
-                    qos = next(granted)
-                    codes[index] = qos if failure is None else self._subscribe_reason(failure)
-                    text = text or ("" if failure is None else failure.text)
-            shown = [code or 0 if self.version == V5 or (code or 0) < 0x80 else 0x80 for code in codes]
+            text = next((failure.text for failure in results if failure is not None), "")
+            codes = [
+                request.options & 3 if failure is None else self._subscribe_reason(failure)
+                for request, failure in zip(requests, results, strict=True)
+            ]
+            shown = [code if self.version == V5 or code < 0x80 else 0x80 for code in codes]
             self.write(
                 self.with_reason(lambda reason: encode_suback(self.version, packet.packet_id, shown, reason), text)
             )

@@ -20,6 +20,7 @@ from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension
 from godwit.wire.extension import decode_properties, expiry_of
 
 if TYPE_CHECKING:
+    from godwit.broker.broker import Broker
     from godwit.mqtt.connection import MqttConnection
 
 IDENTIFIERS: Final = 49_151
@@ -102,7 +103,7 @@ class MqttOutbound(Outbound):
     __slots__ = (
         "_aliases", "_connection", "_is_moved", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats",
         "_rules", "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes",
-        "queued_bytes", "quota", "releases", "table",
+        "queued_bytes", "quota", "releases", "shared", "table",
     )  # fmt: skip
 
     table: FilterTable
@@ -122,6 +123,8 @@ class MqttOutbound(Outbound):
         """Messages of the log by packet identifier, in their order."""
         self.releases: dict[int, list[Any]] = {}
         """PUBREL by packet identifier: the offset (None: a retained message), and whether it was sent."""
+        self.shared: dict[int, tuple[MqttMemberOutbound, int]] = {}
+        """Messages of consumer groups by packet identifier: through which membership, and the offset."""
         self.next_offset = 0
         """Everything below was sent or skipped."""
         self._released_ids: dict[int, int] = {}
@@ -367,14 +370,9 @@ class MqttOutbound(Outbound):
     def _send_retained(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
         """Send a retained message at the beginning of a subscription with QoS 1 or 2. Return 0 if it has to wait."""
         numbers = self.table.numbers
-        if self.free_quota() <= 0 or len(numbers.not_logged) >= RETAINED_IDENTIFIERS:
+        if self.free_quota() <= 0 or len(numbers.not_logged) + len(self.shared) >= RETAINED_IDENTIFIERS:
             return 0
-        packet_id = IDENTIFIERS + 1 + self._next_retained
-        for _ in range(RETAINED_IDENTIFIERS):
-            if packet_id not in numbers.not_logged and packet_id not in self.releases:
-                break
-            packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
-        self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
+        packet_id = self._next_identifier()
         message = RetainedInFlight(qos, batch.topic.name, batch.entry, rule.identifiers)
         if self._write_retained(packet_id, message, is_repeat=False):
             numbers.not_logged[packet_id] = message
@@ -383,8 +381,62 @@ class MqttOutbound(Outbound):
 
     def free_quota(self) -> int:
         """Return how many messages of QoS 1 and 2 may be sent now."""
-        in_flight = len(self.publishes) + len(self.releases) + len(self.table.numbers.not_logged)
+        in_flight = len(self.publishes) + len(self.releases) + len(self.table.numbers.not_logged) + len(self.shared)
         return self.quota - in_flight
+
+    def _next_identifier(self) -> int:
+        """Return an unused packet identifier for a message that has none by its offset."""
+        not_logged = self.table.numbers.not_logged
+        packet_id = IDENTIFIERS + 1 + self._next_retained
+        for _ in range(RETAINED_IDENTIFIERS):
+            if packet_id not in not_logged and packet_id not in self.releases and packet_id not in self.shared:
+                break
+            packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
+        self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
+        return packet_id
+
+    # -- consumer groups ----------------------------------------------------------------------------------------------
+
+    def member_outbound(self, filter: TableFilter) -> Outbound:
+        return MqttMemberOutbound(self, filter)
+
+    def room_for_shared(self, qos: int) -> int:
+        """Return how many messages of consumer groups may be sent now."""
+        connection = self._connection
+        if connection.is_closing or connection.unsent_bytes() > connection.window_bytes:
+            return 0
+        if not qos:
+            return 1 << 30
+        identifiers = RETAINED_IDENTIFIERS - len(self.shared) - len(self.table.numbers.not_logged)
+        return max(min(self.free_quota(), identifiers), 0)
+
+    def send_shared(self, batch: OutboundBatch, rule: TopicRule, through: MqttMemberOutbound) -> list[int]:
+        """Send messages of a consumer group with the QoS of the rule. Return the offsets that are done with that."""
+        count = batch.entry.count
+        if rule.qos == 0:
+            self._write_batch(batch, rule, 0)
+            return list(range(batch.offset, batch.offset + count))
+        connection = self._connection
+        done: list[int] = []
+        flags = rule.qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
+        for offset, payload in enumerate(_payloads(batch), batch.offset):
+            head = self._head(batch.topic.name, rule.identifiers, batch.entry)
+            packet_id = self._next_identifier()
+            packet = b"" if head is None else publish_head(flags, head[0], packet_id, head[1], len(payload)) + payload
+            if head is None or len(packet) > self.client_max_bytes:  # it has expired, or is too long for the client
+                done.append(offset)
+                continue
+            self.shared[packet_id] = (through, offset)
+            connection.write(packet)
+            if self.max_aliases:
+                self._note_alias(batch.topic.name)
+        return done
+
+    def broker(self) -> Broker:
+        """Return the broker of the connection."""
+        return self._connection.broker
+
+    # -- more of sending ----------------------------------------------------------------------------------------------
 
     def _write_retained(self, packet_id: int, message: RetainedInFlight, *, is_repeat: bool) -> bool:
         """Return False if the client does not accept it."""
@@ -529,6 +581,12 @@ class MqttOutbound(Outbound):
 
     def handle_ack(self, kind: int, packet_id: int, code: int) -> bool:
         """Handle PUBACK, PUBREC or PUBCOMP. Return False if it is not the answer to the packet with this identifier."""
+        if packet_id in self.shared:
+            if kind != PacketType.PUBACK:
+                return False
+            through, offset = self.shared.pop(packet_id)
+            through.acknowledge(offset)  # with any code: a message that a client refuses is not sent to others
+            return True
         self._is_moved = True
         if packet_id in self.table.numbers.not_logged:
             return self._handle_retained_ack(kind, packet_id, code)
@@ -618,6 +676,54 @@ class MqttOutbound(Outbound):
                 self._prune_above = 2 * max(len(numbers.finished), self.quota)
         if below > subscription.acknowledged_below or subscription.sent:
             self._connection.broker.acknowledge(subscription, below)
+
+
+class MqttMemberOutbound(Outbound):
+    """The messages of a consumer group on their way to one member, among the others of its session."""
+
+    __slots__ = ("_done", "_filter", "_sender")
+
+    def __init__(self, sender: MqttOutbound, filter: TableFilter) -> None:
+        super().__init__()
+        self._sender = sender
+        self._filter = filter
+        self._done: list[int] = []
+        """Offsets of messages that need no acknowledgement."""
+
+    def _rule(self, batch: OutboundBatch) -> TopicRule:
+        """Return how the messages are sent: with QoS 1 at most, because a group may have to send them twice."""
+        rule = make_rule([self._filter])
+        assert rule is not None
+        return msgspec.structs.replace(rule, qos=min(batch.entry.flags >> QOS_SHIFT, rule.qos, 1))
+
+    def room_for(self, batch: OutboundBatch) -> int:
+        return min(self._sender.room_for_shared(self._rule(batch).qos), batch.entry.count)
+
+    def put(self, batch: OutboundBatch) -> bool:
+        self._done += self._sender.send_shared(batch, self._rule(batch), self)
+        return True
+
+    def put_live(self, batch: OutboundBatch) -> bool:
+        if not self._sender.room_for_shared(0):
+            return False
+        self._sender.send_shared(batch, self._rule(batch), self)
+        return True
+
+    def gap(self, count: int, next_offset: int) -> None:
+        """Do nothing: MQTT has no word for it, and the group notifies the operator."""
+
+    def flush(self) -> None:
+        done, self._done = self._done, []
+        for offset in done:
+            self.acknowledge(offset)
+
+    def acknowledge(self, offset: int) -> None:
+        """The client has processed the message at this offset."""
+        if self.member is not None:
+            self._sender.broker().acknowledge_in_group(self.member, offset, offset + 1)
+
+    def removed(self, by: str, reason: str) -> None:
+        self._sender.broker().drop_shared(self._sender.table, self._filter.text)
 
 
 def _payloads(batch: OutboundBatch) -> list[bytes]:

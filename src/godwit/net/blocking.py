@@ -37,7 +37,7 @@ from godwit.net.runtime import OnState
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo, Will
+from godwit.wire.control import ClientInfo, CursorInfo, GroupInfo, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
@@ -234,6 +234,9 @@ class BlockingClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        group: str | None = None,
+        group_expiry_s: int | None = None,
+        max_in_flight: int | None = None,
         timeout_s: float | None = None,
     ) -> BlockingSubscription:
         """Return a subscription: `with client.subscribe("home/#") as messages: for message in messages`.
@@ -245,10 +248,23 @@ class BlockingClient:
             cursor: See AsyncClient.subscribe.
             on_gap: See AsyncClient.subscribe. Called in the loop's thread.
             keep: See AsyncClient.subscribe.
+            group: Name of a consumer group, see AsyncClient.subscribe.
+            group_expiry_s: See AsyncClient.subscribe.
+            max_in_flight: See AsyncClient.subscribe.
             timeout_s: The iteration ends when no message has arrived for this many seconds. By default it never ends.
         """
         check_timeout(timeout_s)
-        inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
+        inner = self._client.subscribe(
+            *filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            group=group,
+            group_expiry_s=group_expiry_s,
+            max_in_flight=max_in_flight,
+        )
         return BlockingSubscription(self._thread, inner, timeout_s)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
@@ -328,6 +344,14 @@ class BlockingClient:
     def cursors(self, client: str | None = None, *, timeout_s: float | None = None) -> list[CursorInfo]:
         """Return the subscriptions with their positions in the log. See AsyncClient.cursors."""
         return self._thread.call(self._client.cursors(client, timeout_s=timeout_s))
+
+    def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
+        """Return the consumer groups with their positions. See AsyncClient.groups."""
+        return self._thread.call(self._client.groups(timeout_s=timeout_s))
+
+    def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
+        """Delete a consumer group with its position. See AsyncClient.delete_group."""
+        self._thread.call(self._client.delete_group(group, *filters, timeout_s=timeout_s))
 
     def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Return the workers with their kinds of work, capacity and tasks."""

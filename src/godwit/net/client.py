@@ -17,25 +17,25 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
 
-import msgspec
-
 from godwit.broker.topics import check_filter, check_kind, check_topic
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
 from godwit.client.protocol import ClientState
-from godwit.client.subscription import Start
+from godwit.client.subscription import Start, make_membership
 from godwit.errors import BrokerUnreachableError, UsageError
-from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
+from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
+from godwit.net.arguments import check_callback, check_options, check_path, check_text, checked_will
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import TimeLimit, check_timeout, within
+from godwit.net.loop import TimeLimit, within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
     list_clients,
     list_cursors,
+    list_groups,
     list_jobs,
     list_topics,
     list_workers,
@@ -51,8 +51,10 @@ from godwit.wire.control import (
     ClientInfo,
     Create,
     CursorInfo,
+    DeleteGroup,
     DeleteTopic,
     Done,
+    GroupInfo,
     Kick,
     Ping,
     Pong,
@@ -116,13 +118,13 @@ def connect(
         BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
         BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
     """
-    _check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
+    check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
     config = ClientConfig(
         name=name,
         secret=to_bytes(secret, "a secret"),
         session_expiry_s=session_expiry_s,
         fresh=bool(fresh),
-        will=_checked_will(will),
+        will=checked_will(will),
         send_buffer_bytes=send_buffer_bytes,
         endpoint=endpoint or EndpointConfig(),
     )
@@ -352,6 +354,9 @@ class AsyncClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        group: str | None = None,
+        group_expiry_s: int | None = None,
+        max_in_flight: int | None = None,
     ) -> AsyncSubscription:
         """Return a subscription: `async with client.subscribe("home/#") as messages: async for message in messages`.
 
@@ -367,13 +372,26 @@ class AsyncClient:
                 number is an upper bound, or None if it is unknown.
             keep: Whether the broker's session remembers the subscription when its block is left, for a client with a
                 name that will return. By default only with a cursor.
+            group: Name of a consumer group: each message goes to one of its members. `start` and `since` are for a
+                group that does not exist yet; `cursor` and `keep` do not apply.
+            group_expiry_s: How long the broker keeps the group after its last member has left; by default 7 days.
+            max_in_flight: The number of messages that this member has at once, at most; by default the broker adapts
+                it to the pace of the member. With 1 the messages of one topic are divided most evenly.
 
         Raises:
             UsageError: The client has ended. Errors of the broker are raised when the block is entered.
         """
         self._runtime.require_open()
+        membership = make_membership(group, group_expiry_s, max_in_flight)
         return AsyncSubscription(
-            self._runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
+            self._runtime,
+            filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            membership=membership,
         )
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
@@ -605,6 +623,36 @@ class AsyncClient:
         """
         return await self._answered(list_cursors(self._runtime, client), timeout_s)
 
+    async def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
+        """Return the consumer groups with their positions: all for a client that may kick, else the ones it may join.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(list_groups(self._runtime), timeout_s)
+
+    async def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
+        """Delete a consumer group with its position. The subscriptions of its members end.
+
+        Args:
+            group: The name of the group.
+            filters: Delete only the group of this name with exactly these filters.
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            BrokerError: The group does not exist.
+            AccessError: This client may not delete groups: it needs the right to kick.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        check_text("the group", group)
+        for pattern in filters:
+            check_filter(pattern)
+        request = self._request(lambda n: DeleteGroup(request=n, group=group, filters=list(filters) or None), Done)
+        await self._answered(request, timeout_s)
+
     async def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Return the workers in the order of their names: kinds of work, capacity, and how many tasks they hold.
 
@@ -731,65 +779,3 @@ class AsyncClient:
             max_file_bytes=max_file_bytes,
             max_total_bytes=max_total_bytes,
         )
-
-
-def check_text(what: str, value: str) -> None:
-    """Raise UsageError if an argument is not a text."""
-    if not isinstance(value, str):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
-
-
-def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the path of a file or a folder. Raise UsageError if it is of another type, or not a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a path")
-    try:
-        if b"\0" not in os.fsencode(value):
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise UsageError(f"{what} is {repr(value)[:80]}: it has a character that a path does not have")
-
-
-def check_callback(what: str, value: Callable[..., object] | None) -> None:
-    """Raise UsageError if an argument is neither a function nor None."""
-    if value is not None and not callable(value):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a function")
-
-
-def _check_options(
-    name: str | None,
-    secret: bytes | str,
-    timeout_s: float | None,
-    session_expiry_s: int,
-    send_buffer_bytes: int,
-    on_state: OnState | None,
-    endpoint: EndpointConfig | None,
-) -> None:
-    """Raise UsageError for an option of the wrong type; ClientConfig checks the values."""
-    if name is not None:
-        check_text("name", name)
-    if not isinstance(secret, bytes | bytearray | str):
-        raise UsageError(f"secret is of the type {type(secret).__name__}: give bytes or a text")
-    check_timeout(timeout_s)
-    for what, value in (("session_expiry_s", session_expiry_s), ("send_buffer_bytes", send_buffer_bytes)):
-        if type(value) is not int:
-            raise UsageError(f"{what} is {value!r}, of the type {type(value).__name__}: give a whole number")
-    check_callback("on_state", on_state)
-    if endpoint is not None and not isinstance(endpoint, EndpointConfig):
-        raise UsageError(f"endpoint is of the type {type(endpoint).__name__}: give a godwit.EndpointConfig")
-
-
-def _checked_will(will: Will | None) -> Will | None:
-    """Check the will here: the broker would only report that the login is malformed."""
-    if will is None:
-        return None
-    if not isinstance(will, Will):
-        raise UsageError(f"will is of the type {type(will).__name__}: give a godwit.Will(topic=..., payload=...)")
-    check_topic(will.topic)
-    payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
-    if len(payload) > MAX_WILL_BYTES:
-        raise UsageError(f"the last will has {len(payload)} bytes: at most {MAX_WILL_BYTES}")
-    if will.qos not in (0, 1, 2):
-        raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
-    return msgspec.structs.replace(will, payload=payload)

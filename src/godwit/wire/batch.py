@@ -461,17 +461,24 @@ def last_message(entry: Entry) -> tuple[bytes, int]:
 
 def without_first(entry: Entry, count: int) -> Entry:
     """Return an entry without its first `count` messages, which the receiver has already."""
-    batch = decode_entry(entry)
+    return cut_entry(entry, decode_entry(entry), count, entry.count)
+
+
+def cut_entry(entry: Entry, batch: Batch, first: int, end: int) -> Entry:
+    """Return an entry with some messages of another: from the index `first` on, below `end`.
+
+    `batch`: the decoded entry, so that one that is cut several times is decoded once.
+    """
     deltas = batch.deltas_us
-    left = batch.payloads[count:]
+    left = batch.payloads[first:end]
     lengths = struct.pack(f">{len(left)}I", *map(len, left))
-    packed_deltas = None if deltas is None else struct.pack(f">{len(left)}I", *deltas[count:])
+    packed_deltas = None if deltas is None else struct.pack(f">{len(left)}I", *deltas[first:end])
     shape, rest = join_rest(len(left), lengths, packed_deltas, b"".join(left), extension=batch.extension)
     return msgspec.structs.replace(
         entry,
         flags=entry.flags & ~SHAPE | shape,
-        sequence=None if entry.sequence is None else entry.sequence + count,
-        count=entry.count - count,
+        sequence=None if entry.sequence is None else entry.sequence + first,
+        count=len(left),
         rest=rest,
     )
 

@@ -21,6 +21,8 @@ SOME: Final = "*"
 REST: Final = "#"
 WILDCARDS: Final = frozenset((ONE, SOME, REST))
 RESERVED: Final = "$"
+GROUP_PREFIX: Final = "$share/"
+"""`$share/NAME/FILTER` is the filter FILTER, as a member of the consumer group NAME."""
 
 _WILD: Final = re.compile(r"[+*#]")
 
@@ -28,6 +30,14 @@ _WILD: Final = re.compile(r"[+*#]")
 def split(text: str) -> list[str]:
     """The levels of a topic or a filter."""
     return text.split("/")
+
+
+def split_group(text: str) -> tuple[str | None, str]:
+    """Return the name of the group and the filter in it; None without a group. Either may be empty."""
+    if not text.startswith(GROUP_PREFIX):
+        return None, text
+    name, _, rest = text[len(GROUP_PREFIX) :].partition("/")
+    return name, rest
 
 
 def is_pattern(text: str) -> bool:

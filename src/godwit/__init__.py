@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from godwit.client.batches import Payload
     from godwit.client.jobs import TaskView
     from godwit.client.message import Bookmark, Message
+    from godwit.client.properties import Headers, HeadersLike, MessageOptions
     from godwit.client.protocol import ClientState
     from godwit.client.subscription import Start
     from godwit.errors import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         JobError,
         JobFailedError,
         KickedError,
+        MessageExpiredError,
         NameInUseError,
         PayloadError,
         RecordTooLargeError,
@@ -99,6 +101,8 @@ __all__ = [
     "FileTransferError",
     "ForkedError",
     "GodwitError",
+    "Headers",
+    "HeadersLike",
     "JobCancelledError",
     "JobError",
     "JobFailedError",
@@ -108,6 +112,8 @@ __all__ = [
     "JobState",
     "KickedError",
     "Message",
+    "MessageExpiredError",
+    "MessageOptions",
     "NameInUseError",
     "OnFileProgress",
     "OnGap",
@@ -147,6 +153,7 @@ _NAMES_BY_MODULE = {
     "client.batches": "Payload",
     "client.jobs": "TaskView",
     "client.message": "Bookmark Message",
+    "client.properties": "Headers HeadersLike MessageOptions",
     "client.protocol": "ClientState",
     "client.subscription": "Start",
     "net.address": "Brokers",

@@ -23,6 +23,7 @@
      +-- JobFailedError          a job has ended without all its results; `results` and `errors` have the rest
      |    +-- JobCancelledError       a job was cancelled
      +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
+     +-- MessageExpiredError     a message expired in this client's queue, before the broker confirmed it
      +-- BrokerUnreachableError  no broker answered in time
      |    +-- ReplyTimeoutError       a call with `timeout_s` was not confirmed or answered in time; also a TimeoutError
      +-- PayloadError            a received payload is not the text or the JSON that was asked for; also a ValueError
@@ -309,6 +310,10 @@ class TaskFailedError(GodwitError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), final=self.final), (self.text,)
+
+
+class MessageExpiredError(GodwitError):
+    """A message expired before the broker confirmed it. It was dropped from the queue of this client."""
 
 
 class BrokerUnreachableError(GodwitError):

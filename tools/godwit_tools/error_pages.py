@@ -327,6 +327,12 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "Start it, check the address, and try `godwit ping --broker HOST:PORT`. A broker listens on this machine "
         "only unless `--listen` or `listen` names another address.",
     ),
+    "MessageExpiredError": Explanation(
+        "A message with `expires_s` expired before the broker confirmed it.",
+        "The broker was away, or the send buffer was full, for that long.",
+        "Nothing, if the message is useless by now: it was dropped from the queue. Otherwise publish it again, with a"
+        " longer time.",
+    ),
     "ReplyTimeoutError": Explanation(
         "A call with `timeout_s` was not confirmed or answered in time.",
         "The broker or the network is away or slow.",

@@ -22,7 +22,8 @@ from godwit.broker.subscription import (
     lose,
 )
 from godwit.broker.topics import FilterTrie
-from godwit.wire.batch import RETAIN, Entry, without_first
+from godwit.wire.batch import HAS_EXTENSION, RETAIN, Entry, without_first
+from godwit.wire.extension import expiry_of
 from godwit.wire.filters import is_pattern, matches
 from godwit.wire.retention_floors import lost_below
 
@@ -63,6 +64,8 @@ class Delivery:
         """No connected subscription needs anything below, as of the last check."""
         self.marks: dict[str, int] = {}
         """How far retention has deleted messages, by rule: see godwit.wire.retention_floors."""
+        self.now_us = 0
+        """The time of the present turn."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""
@@ -284,7 +287,9 @@ class Delivery:
         routes = topic.routes
         if routes:
             end = offset + entry.count
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
+            batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
+            if batch is None:
+                return 0
             for one in routes:
                 if one.is_live:
                     peer = one.peer
@@ -310,7 +315,9 @@ class Delivery:
         """Forward a batch of QoS 0 that is not logged. Return how many connected subscriptions it is for."""
         routes = self.routes(topic)
         if routes:
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
+            batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
+            if batch is None:
+                return 0
             for one in routes:
                 peer = one.peer
                 assert peer is not None
@@ -321,6 +328,17 @@ class Delivery:
                 else:
                     self.live_dropped += entry.count
         return len(routes)
+
+    def _make_batch(
+        self, topic: Topic, publisher: int, entry: Entry, flags: int, offset: int, end_offset: int
+    ) -> OutboundBatch | None:
+        """Return a batch for subscribers, or None if its messages have expired."""
+        remaining_us = None
+        if flags & HAS_EXTENSION and (expires_us := expiry_of(entry)) is not None:
+            remaining_us = expires_us - self.now_us
+            if remaining_us <= 0:
+                return None
+        return OutboundBatch(topic, publisher, entry, flags, offset, end_offset, remaining_us)
 
     def flush(self) -> None:
         """End a turn: have all batches sent that were put."""
@@ -493,7 +511,9 @@ class Delivery:
             if batch is None:
                 topic = self._catalogue.adopt(entry.topic)
                 number = self._numbers.number(entry.publisher)
-                batch = OutboundBatch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+                batch = self._make_batch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+                if batch is None:
+                    return
             if self._put_batch(one, peer, batch):
                 one.note_sent(offset, end)
                 one.position = end
@@ -531,7 +551,7 @@ class Delivery:
         _pass_hole(subscription, end_offset)
 
     def _send_entry(self, subscription: BrokerSubscription, peer: Peer, offset: int, entry: Entry) -> bool:
-        """Return False if there is no room for it."""
+        """Return False if there is no room for it. One that has expired is passed over."""
         if subscription.lost:
             self._report_gap(subscription)
         if offset < subscription.position:
@@ -539,24 +559,15 @@ class Delivery:
             offset = subscription.position
         topic = self._catalogue.adopt(entry.topic)
         end = offset + entry.count
-        if not self._put(subscription, peer, topic, entry, entry.flags & ~RETAIN, offset, end):
+        number = self._numbers.number(entry.publisher)
+        batch = self._make_batch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+        if batch is None:
+            return True
+        if not self._put_batch(subscription, peer, batch):
             subscription.is_full = True
             return False
         subscription.note_sent(offset, end)
         return True
-
-    def _put(
-        self,
-        subscription: BrokerSubscription,
-        peer: Peer,
-        topic: Topic,
-        entry: Entry,
-        flags: int,
-        offset: int,
-        end_offset: int,
-    ) -> bool:
-        number = self._numbers.number(entry.publisher)
-        return self._put_batch(subscription, peer, OutboundBatch(topic, number, entry, flags, offset, end_offset))
 
     def _put_batch(self, subscription: BrokerSubscription, peer: Peer, batch: OutboundBatch) -> bool:
         if not subscription.outbound.put(batch):
@@ -596,13 +607,16 @@ class Delivery:
                     ):  # else it is newer than the request: it came live, or comes from the log
                         entry = message.entry(topic.name)
                         start = subscription.position
-                        if not self._put(subscription, peer, topic, entry, entry.flags, message.offset, start):
-                            pending.append(request)
-                            subscription.is_full = True
-                            return
-                        if not subscription.sent:  # it has not everything until this is acknowledged
-                            subscription.sent.append([start, start])
-                        left -= 1
+                        number = self._numbers.number(entry.publisher)
+                        batch = self._make_batch(topic, number, entry, entry.flags, message.offset, start)
+                        if batch is not None:
+                            if not self._put_batch(subscription, peer, batch):
+                                pending.append(request)
+                                subscription.is_full = True
+                                return
+                            if not subscription.sent:  # it has not everything until this is acknowledged
+                                subscription.sent.append([start, start])
+                            left -= 1
                 request.after = position
 
     # -- messages that are deleted from the log -----------------------------------------------------------------------

@@ -21,6 +21,7 @@ from godwit.wire.batch import (
     RETAIN,
     Entry,
     extension_of,
+    has_times,
     last_message,
     longest_message,
     make_entry,
@@ -29,7 +30,7 @@ from godwit.wire.batch import (
 )
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
-from godwit.wire.extension import decode_extension
+from godwit.wire.extension import check_properties
 from godwit.wire.filters import RESERVED
 
 LATEST_US: Final = 2**62
@@ -51,7 +52,9 @@ def check_extension(entry: Entry) -> bytes:
     if extension is None:
         return b""
     try:
-        decode_extension(extension)
+        properties = check_properties(extension)
+        if properties.lifetime_us is not None and has_times(entry):
+            raise DecodeError("extension", "EXPIRY in a batch whose messages have times of their own")
     except DecodeError as error:
         raise RequestFailure(Code.MALFORMED, f"a batch for {shown(entry.topic)} is not accepted: {error}") from None
     return extension

@@ -335,11 +335,16 @@ class ClientProtocol:
 
     def receive(self, train: Train, now: float) -> None:
         """Handle a train of packets from the network."""
+        self._sending.now = self._subscriptions.now = now
         self._endpoint.receive(train, now)
         self._process_events(now)
 
     def handle_timers(self, now: float) -> None:
         """Handle all timers that are due."""
+        sending = self._sending
+        sending.now = self._subscriptions.now = now
+        if sending.expiring:
+            self._publishers.handle_timer(now)
         self._endpoint.handle_timers(now)
         if self._dialer.due_at is not None and now >= self._dialer.due_at:
             self._dialer.handle_timers(now)
@@ -375,6 +380,7 @@ class ClientProtocol:
 
     def next_train(self, now: float) -> Train | None:
         """Return the next train to send, or None. Open batches are cut when there is nothing else to send."""
+        self._sending.now = now
         if self._violation is not None:
             self._process_events(now)
         is_online = self.state == "online"
@@ -415,7 +421,11 @@ class ClientProtocol:
         work = self._work
         group_at = work.channel.due_at
         lease_at = work.leases.due_at if work.leases.is_used else None
-        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at):
+        expiring = self._sending.expiring
+        expire_at = min(expiring.values()) if expiring else None
+        for due_at in (
+            self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at, expire_at,
+        ):  # fmt: skip
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
         return next_at

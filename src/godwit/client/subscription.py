@@ -63,6 +63,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
     number: int
     body: bytes
     reliable: bool
+    arrived_at: float = 0.0
 
 
 class Subscription:
@@ -125,10 +126,14 @@ class Subscription:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def take(self) -> list[Message] | None:
+    def take(self, now: float | None = None, now_us: int | None = None) -> list[Message] | None:
         """Return the messages of the next record, or None if there is none.
 
         The call confirms the record before: its messages count as delivered.
+
+        Args:
+            now: the time of the transport's clock. Without it, messages that have expired here are returned, too.
+            now_us: the same in microseconds since the epoch.
         """
         if self._taken is not None:
             self._confirm(self._taken)
@@ -145,6 +150,10 @@ class Subscription:
             held.popleft()
             if not record.reliable:
                 self._unreliable_bytes -= len(record.body) + RECORD_COST_BYTES
+            decoder = record.channel.decoder
+            if now is not None:
+                decoder.now_us = now_us
+                decoder.waited_us = max(int((now - record.arrived_at) * 1_000_000), 0)
             try:
                 messages = self._decode(record)
             except UnknownLabelError:
@@ -408,6 +417,8 @@ class Subscriptions:
     def __post_init__(self) -> None:
         self.connection: Connection | None = None
         """The present connection, once the broker has accepted the login."""
+        self.now = 0.0
+        """The time of the last input."""
         self.announced: dict[Subscription, None] = {}
         """Subscriptions with an Available among the events that were not fetched yet."""
         self.log = b""
@@ -537,7 +548,7 @@ class Subscriptions:
         entry = self._channels.get(number)
         if entry is not None and event.body:
             channel, subscription = entry
-            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable))
+            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable, self.now))
             if subscription.is_answered and subscription not in self.announced:
                 self._announce(subscription)
         elif event.reliable:

@@ -23,6 +23,7 @@ from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.wire.batch import route_entry
 from godwit.wire.control import ControlMessage, DeliveryOpen, Gap, Kicked, Labels, encode_control, encode_in_band
+from godwit.wire.extension import shorten_lifetime
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
@@ -42,7 +43,10 @@ _record: Final = itemgetter(0)
 
 def encode_routed(batch: OutboundBatch, offset: int) -> tuple[bytes, bytes, int]:
     """Return a batch for subscribers in two parts, see route_entry, and their length."""
-    head, rest = route_entry(batch.entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
+    entry = batch.entry
+    if batch.remaining_us is not None:
+        entry = shorten_lifetime(entry, batch.remaining_us)
+    head, rest = route_entry(entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
     return head, rest, len(head) + len(rest)
 
 

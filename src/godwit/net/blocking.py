@@ -21,6 +21,7 @@ from typing import Final, Unpack
 
 from godwit.client.batches import Payload
 from godwit.client.config import SEND_BUFFER_BYTES
+from godwit.client.properties import MessageOptions
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
@@ -181,7 +182,14 @@ class BlockingClient:
     # -- publishing and subscribing -----------------------------------------------------------------------------------
 
     def publish(
-        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int | None:
         """Publish one message, and wait until it is confirmed.
 
@@ -194,6 +202,7 @@ class BlockingClient:
             timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
                 the client's buffer and is sent when the broker answers again, unless the error states that the buffer
                 had no room for it.
+            options: Headers, content type, expiry and others; see `MessageOptions`.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -202,10 +211,13 @@ class BlockingClient:
             TopicError: The topic is invalid, or does not exist and is not created by publishing.
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
-            UsageError: The payload or the QoS is invalid.
+            UsageError: The payload, the QoS or an option is invalid.
+            MessageExpiredError: With `expires_s`: it expired before it was confirmed, and was dropped here.
             ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
-        return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s))
+        return self._thread.call(
+            self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s, **options)
+        )
 
     def publisher(
         self,
@@ -216,12 +228,13 @@ class BlockingClient:
         epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
+        **options: Unpack[MessageOptions],
     ) -> BlockingPublisher:
         """Return a publisher for many messages of one topic, whose `send` does not wait. See AsyncClient.publisher."""
 
         async def make() -> AsyncPublisher:
             return self._client.publisher(
-                topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain
+                topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain, **options
             )
 
         return BlockingPublisher(self._thread, self._thread.call(make()))

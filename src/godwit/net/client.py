@@ -17,20 +17,20 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
 
-import msgspec
-
 from godwit.broker.topics import check_filter, check_kind, check_topic
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
+from godwit.client.properties import MessageOptions, make_properties
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import BrokerUnreachableError, UsageError
-from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
+from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
+from godwit.net.arguments import check_callback, check_options, check_path, check_text, checked_will
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import TimeLimit, check_timeout, within
+from godwit.net.loop import TimeLimit, within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
@@ -59,6 +59,7 @@ from godwit.wire.control import (
     TopicInfo,
     Will,
 )
+from godwit.wire.extension import NO_PROPERTIES
 from godwit.wire.jobs import (
     JobInfo,
     JobState,
@@ -116,13 +117,13 @@ def connect(
         BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
         BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
     """
-    _check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
+    check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
     config = ClientConfig(
         name=name,
         secret=to_bytes(secret, "a secret"),
         session_expiry_s=session_expiry_s,
         fresh=bool(fresh),
-        will=_checked_will(will),
+        will=checked_will(will),
         send_buffer_bytes=send_buffer_bytes,
         endpoint=endpoint or EndpointConfig(),
     )
@@ -279,7 +280,14 @@ class AsyncClient:
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     async def publish(
-        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int | None:
         """Publish one message, and wait until it is confirmed.
 
@@ -292,6 +300,7 @@ class AsyncClient:
             timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
                 the client's buffer and is sent when the broker answers again, unless the error states that the buffer
                 had no room for it.
+            options: Headers, content type, expiry and others; see `MessageOptions`.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -300,12 +309,15 @@ class AsyncClient:
             TopicError: The topic is invalid, or does not exist and may not be created.
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
-            UsageError: The payload or the QoS is invalid.
+            UsageError: The payload, the QoS or an option is invalid.
+            MessageExpiredError: With `expires_s`: it expired before it was confirmed, and was dropped here.
             ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
+        properties = make_properties(**options) if options else NO_PROPERTIES
+        publishers = self._runtime.publishers
         if timeout_s is None:
-            return await self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
-        return await self._runtime.publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain)
+            return await publishers.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+        return await publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain, properties=properties)
 
     def publisher(
         self,
@@ -316,6 +328,7 @@ class AsyncClient:
         epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
+        **options: Unpack[MessageOptions],
     ) -> AsyncPublisher:
         """Return a publisher for many messages of one topic, whose `send` does not wait.
 
@@ -328,6 +341,7 @@ class AsyncClient:
             epoch: Higher in each run, or the same to continue a run that was interrupted.
             sequence: The sequence of the first message that will be sent.
             retain: Keep the last message as the topic's retained message.
+            options: The properties of all messages, see `MessageOptions`; `expires_s` is counted for each message.
 
         Raises:
             UsageError: An argument is invalid, or an identity has no epoch.
@@ -339,7 +353,13 @@ class AsyncClient:
                 "give epoch=, higher in each run, or the same and the sequence to go on with"
             )
         return self._runtime.publishers.publisher(
-            topic, qos=qos, identity=identity, epoch=epoch or 0, sequence=sequence, retain=retain
+            topic,
+            qos=qos,
+            identity=identity,
+            epoch=epoch or 0,
+            sequence=sequence,
+            retain=retain,
+            properties=make_properties(**options) if options else NO_PROPERTIES,
         )
 
     # -- subscribing --------------------------------------------------------------------------------------------------
@@ -731,65 +751,3 @@ class AsyncClient:
             max_file_bytes=max_file_bytes,
             max_total_bytes=max_total_bytes,
         )
-
-
-def check_text(what: str, value: str) -> None:
-    """Raise UsageError if an argument is not a text."""
-    if not isinstance(value, str):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
-
-
-def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the path of a file or a folder. Raise UsageError if it is of another type, or not a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a path")
-    try:
-        if b"\0" not in os.fsencode(value):
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise UsageError(f"{what} is {repr(value)[:80]}: it has a character that a path does not have")
-
-
-def check_callback(what: str, value: Callable[..., object] | None) -> None:
-    """Raise UsageError if an argument is neither a function nor None."""
-    if value is not None and not callable(value):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a function")
-
-
-def _check_options(
-    name: str | None,
-    secret: bytes | str,
-    timeout_s: float | None,
-    session_expiry_s: int,
-    send_buffer_bytes: int,
-    on_state: OnState | None,
-    endpoint: EndpointConfig | None,
-) -> None:
-    """Raise UsageError for an option of the wrong type; ClientConfig checks the values."""
-    if name is not None:
-        check_text("name", name)
-    if not isinstance(secret, bytes | bytearray | str):
-        raise UsageError(f"secret is of the type {type(secret).__name__}: give bytes or a text")
-    check_timeout(timeout_s)
-    for what, value in (("session_expiry_s", session_expiry_s), ("send_buffer_bytes", send_buffer_bytes)):
-        if type(value) is not int:
-            raise UsageError(f"{what} is {value!r}, of the type {type(value).__name__}: give a whole number")
-    check_callback("on_state", on_state)
-    if endpoint is not None and not isinstance(endpoint, EndpointConfig):
-        raise UsageError(f"endpoint is of the type {type(endpoint).__name__}: give a godwit.EndpointConfig")
-
-
-def _checked_will(will: Will | None) -> Will | None:
-    """Check the will here: the broker would only report that the login is malformed."""
-    if will is None:
-        return None
-    if not isinstance(will, Will):
-        raise UsageError(f"will is of the type {type(will).__name__}: give a godwit.Will(topic=..., payload=...)")
-    check_topic(will.topic)
-    payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
-    if len(payload) > MAX_WILL_BYTES:
-        raise UsageError(f"the last will has {len(payload)} bytes: at most {MAX_WILL_BYTES}")
-    if will.qos not in (0, 1, 2):
-        raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
-    return msgspec.structs.replace(will, payload=payload)

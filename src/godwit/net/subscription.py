@@ -232,7 +232,7 @@ class AsyncSubscription:
             return False
         missed, replaced = core.missed, core.replaced
         self._done_before = core.position
-        messages = core.take()
+        messages = core.take(time.monotonic(), time.time_ns() // 1000)
         if core.replaced is not None and core.replaced is not replaced:
             self._done_before = core.replaced[0]
             self._report_replaced(core)

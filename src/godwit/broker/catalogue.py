@@ -17,7 +17,7 @@ from godwit.limits import MAX_TOPIC_NODES
 from godwit.wire.batch import QOS_SHIFT, Entry, extension_of, last_message, make_entry
 from godwit.wire.changes import RetainedRow, TopicRow
 from godwit.wire.extension import lifetime_of
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, is_inbox
 
 if TYPE_CHECKING:
     from godwit.broker.subscription import BrokerSubscription
@@ -42,15 +42,17 @@ class Topic:
     """One topic. Unless it was created explicitly it can be deleted, and added again later under another number."""
 
     __slots__ = (
-        "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "last_us", "matching", "messages",
-        "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "retained", "retained_version",
-        "routes", "settlings",
+        "creator", "generation", "is_created", "is_gone", "is_inbox", "is_logged", "is_stored", "last_us", "matching",
+        "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "retained",
+        "retained_version", "routes", "settlings",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
         self.name = name
         self.number = number
         """Stands for the name: no other topic ever has the same number."""
+        self.is_inbox = is_inbox(name)
+        """Whether its messages are replies: forwarded to the one subscriber at once, and not logged."""
         self.policy: Policy = settings.policy_of(name)
         self.is_logged = settings.is_logged(name)
         """Whether its messages of QoS 0 are logged too."""
@@ -252,7 +254,12 @@ class Catalogue:
     def release(self, name: str) -> None:
         """The last subscription to exactly this topic has ended: delete it if it was never used otherwise."""
         topic = self._topics.get(name)
-        if topic is not None and not topic.messages and self._is_unused(topic):
+        if topic is None:
+            return
+        if topic.is_inbox:
+            self._own -= 1
+            self._delete(topic)
+        elif not topic.messages and self._is_unused(topic):
             self._delete(topic)
 
     def delete(self, topic: Topic) -> None:

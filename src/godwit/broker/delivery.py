@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, Topic
 from godwit.broker.dirty_state import DirtyState
@@ -24,8 +24,11 @@ from godwit.broker.subscription import (
 from godwit.broker.topics import FilterTrie
 from godwit.wire.batch import HAS_EXTENSION, RETAIN, Entry, without_first
 from godwit.wire.extension import expiry_of
-from godwit.wire.filters import is_pattern, matches
+from godwit.wire.filters import is_inbox, is_pattern, matches
 from godwit.wire.retention_floors import lost_below
+
+if TYPE_CHECKING:
+    from godwit.broker.session import Session
 
 LEAST_READ_BYTES: Final = 64 * 1024
 READS_AT_ONCE: Final = 4
@@ -86,6 +89,10 @@ class Delivery:
     def has_filter(self, text: str) -> bool:
         """Return whether any subscription, connected or not, has exactly this filter."""
         return text in self._trie
+
+    def owns_inbox(self, session: Session, text: str) -> bool:
+        """Return whether no other session is subscribed to an inbox."""
+        return all(one.session is session for one in self._trie.match(text))
 
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
@@ -160,6 +167,8 @@ class Delivery:
         if one.until is None:
             self._generation += 1
             self._trie.remove(text, subscription)
+            if is_inbox(text) and text not in self._trie:
+                self._catalogue.release(text)
         if subscription.done_below(self.next_offset) >= subscription.sent_below or one.since >= subscription.sent_below:
             subscription.discard(text)
         else:
@@ -290,7 +299,11 @@ class Delivery:
             batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
             if batch is None:
                 return 0
+            skipped = 0
             for one in routes:
+                if one.no_local and one.is_own(entry):
+                    skipped += 1
+                    continue
                 if one.is_live:
                     peer = one.peer
                     assert peer is not None
@@ -309,7 +322,8 @@ class Delivery:
                     else:
                         one.position = offset
                         self._fall_behind(one, peer)
-        return len(routes)
+            return len(routes) - skipped
+        return 0
 
     def forward_live(self, topic: Topic, publisher: int, entry: Entry) -> int:
         """Forward a batch of QoS 0 that is not logged. Return how many connected subscriptions it is for."""
@@ -318,7 +332,11 @@ class Delivery:
             batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
             if batch is None:
                 return 0
+            skipped = 0
             for one in routes:
+                if one.no_local and one.is_own(entry):
+                    skipped += 1
+                    continue
                 peer = one.peer
                 assert peer is not None
                 if one.outbound.put_live(batch):
@@ -327,7 +345,8 @@ class Delivery:
                     self.unflushed[one.outbound] = None
                 else:
                     self.live_dropped += entry.count
-        return len(routes)
+            return len(routes) - skipped
+        return 0
 
     def _make_batch(
         self, topic: Topic, publisher: int, entry: Entry, flags: int, offset: int, end_offset: int
@@ -501,7 +520,7 @@ class Delivery:
         end = offset + entry.count
         batch: OutboundBatch | None = None
         for one in subscriptions:
-            if one.is_full or one.position >= end:
+            if one.is_full or one.position >= end or (one.no_local and one.is_own(entry)):
                 continue
             if one.position > offset:
                 if self._send_entry(one, peer, offset, entry):
@@ -543,6 +562,8 @@ class Delivery:
                 matching[entry.topic] = subscription.spans(entry.topic)
             spans = matching[entry.topic]
             is_wanted = spans is EVERYWHERE or any(first <= offset < stop for first, stop in spans)
+            if subscription.no_local and subscription.is_own(entry):
+                is_wanted = False
             if is_wanted and not self._send_entry(subscription, peer, offset, entry):
                 return
             subscription.position = end
@@ -609,7 +630,7 @@ class Delivery:
                         start = subscription.position
                         number = self._numbers.number(entry.publisher)
                         batch = self._make_batch(topic, number, entry, entry.flags, message.offset, start)
-                        if batch is not None:
+                        if batch is not None and not (subscription.no_local and subscription.is_own(entry)):
                             if not self._put_batch(subscription, peer, batch):
                                 pending.append(request)
                                 subscription.is_full = True

@@ -198,6 +198,10 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Begin with the first message received at or after this time; not together with `start`."""
     retained: bool = False
     """Whether retained messages are sent first, also to a subscription that resumes."""
+    retain_handling: Literal["always", "if new", "never"] | None = None
+    """When retained messages are sent first; None: to a new subscription that begins at the end of the log."""
+    no_local: bool = False
+    """Whether the client's own messages are not sent to it."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
 

@@ -57,6 +57,7 @@ from godwit.wire.control import (
     Ping,
     Pong,
     PublishRefused,
+    RetainHandling,
     Subscribed,
     UnknownKind,
     Welcome,
@@ -158,7 +159,14 @@ class ClientProtocol:
         return self._publishers.publisher(topic, known, identity, epoch, sequence)
 
     def subscribe(
-        self, filters: Sequence[str], *, start: Start = None, since_us: int | None = None, cursor: str | None = None
+        self,
+        filters: Sequence[str],
+        *,
+        start: Start = None,
+        since_us: int | None = None,
+        cursor: str | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
 
@@ -167,6 +175,8 @@ class ClientProtocol:
             start: an offset, a bookmark, "latest" or "earliest"; None for the broker's default.
             since_us: begin with the first message published at or after this time; excludes `start`.
             cursor: the name of a position that the broker stores and `commit` moves.
+            retained: when retained messages are sent first; None for the broker's default.
+            no_local: whether this client's own messages are not delivered.
 
         Raises UsageError for an invalid argument, and if the client is closed.
         """
@@ -181,6 +191,8 @@ class ClientProtocol:
         for what, value in (("start", start), ("since_us", since_us)):
             if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
+        if retained not in (None, "always", "if new", "never"):
+            raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
         if start is not None and since_us is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
         if cursor is not None:
@@ -190,7 +202,9 @@ class ClientProtocol:
                     f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
                     "the client; connect with name='...'"
                 )
-        return self._subscriptions.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
+        return self._subscriptions.subscribe(
+            unique, start=start, since_us=since_us, cursor=cursor, retained=retained, no_local=bool(no_local)
+        )
 
     def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
         """End a subscription.

@@ -29,6 +29,7 @@ from godwit.wire.control import (
     Gap,
     Kicked,
     Labels,
+    RetainHandling,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -78,6 +79,8 @@ class Subscription:
         start: Start = None,
         since_us: int | None = None,
         cursor: str | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> None:
         self.number = number
         self.filters = filters
@@ -100,7 +103,10 @@ class Subscription:
         related to the position."""
         self.was_asked = False
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
-        self.wants_retained = since_us is None and start in (None, "latest")
+        self.retained = retained
+        self.no_local = no_local
+        is_latest = since_us is None and start in (None, "latest")
+        self.wants_retained = is_latest if retained is None else retained != "never"
         """Whether retained messages may still arrive: no message of the log has arrived yet."""
         self.epochs: tuple[Epoch, ...] = ()
         """The newest epochs of the log that its offsets belong to."""
@@ -437,7 +443,14 @@ class Subscriptions:
     # -- application calls --------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, filters: tuple[str, ...], *, start: Start, since_us: int | None, cursor: str | None
+        self,
+        filters: tuple[str, ...],
+        *,
+        start: Start,
+        since_us: int | None,
+        cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> Subscription:
         """Return the subscription with these filters and this cursor; request it from the broker if it is new."""
         for known in self._subscriptions.values():
@@ -445,7 +458,16 @@ class Subscriptions:
                 return known
         number = self._next_number
         self._next_number += 1
-        subscription = Subscription(self, number, filters, start=start, since_us=since_us, cursor=cursor)
+        subscription = Subscription(
+            self,
+            number,
+            filters,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=no_local,
+        )
         self._subscriptions[number] = subscription
         if self.connection is not None:
             self._request(subscription, start)
@@ -529,6 +551,8 @@ class Subscriptions:
                 start=start,
                 epochs=list(epochs),
                 since_us=subscription.since_us if is_first else None,
+                retain_handling=subscription.retained if is_first else None,
+                no_local=subscription.no_local,
                 retained=retained,
             )
         )

@@ -235,7 +235,7 @@ class NativeOutbound(Outbound):
         number = self._live_number
         self._live_number += batch.entry.count
         head, rest, size = encode_routed(batch, number)
-        is_reliable = size > MAX_UNRELIABLE_BYTES
+        is_reliable = size > MAX_UNRELIABLE_BYTES or batch.topic.is_inbox
         # One that is longer than the window is sent when half of it is free: else it could never be sent.
         if is_reliable and peer.unconfirmed_bytes + min(size, peer.window_bytes // 2) > peer.window_bytes:
             return False

@@ -21,24 +21,27 @@ from typing import Final, Unpack
 
 from godwit.client.batches import Payload
 from godwit.client.config import SEND_BUFFER_BYTES
+from godwit.client.message import Message
 from godwit.client.properties import MessageOptions
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers
-from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, Connecting
+from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient
 from godwit.net.client import connect as connect_async
+from godwit.net.connecting import Connecting
 from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
 from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
 from godwit.net.loop import LoopThread, check_timeout, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.replies import MAX_CONCURRENT, AsyncResponder, BlockingResponder, ReplyHandler, RequestOptions
 from godwit.net.runtime import OnState
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo, Will
+from godwit.wire.control import ClientInfo, CursorInfo, RetainHandling, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
@@ -247,6 +250,8 @@ class BlockingClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
         timeout_s: float | None = None,
     ) -> BlockingSubscription:
         """Return a subscription: `with client.subscribe("home/#") as messages: for message in messages`.
@@ -258,11 +263,51 @@ class BlockingClient:
             cursor: See AsyncClient.subscribe.
             on_gap: See AsyncClient.subscribe. Called in the loop's thread.
             keep: See AsyncClient.subscribe.
+            retained: See AsyncClient.subscribe.
+            no_local: See AsyncClient.subscribe.
             timeout_s: The iteration ends when no message has arrived for this many seconds. By default it never ends.
         """
         check_timeout(timeout_s)
-        inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
+        inner = self._client.subscribe(
+            *filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            retained=retained,
+            no_local=no_local,
+        )
         return BlockingSubscription(self._thread, inner, timeout_s)
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
+
+    def request(self, topic: str, payload: Payload = b"", **options: Unpack[RequestOptions]) -> Message:
+        """Send a request to the clients that reply on a topic, and return the first reply. See AsyncClient.request."""
+        return self._thread.call(self._client.request(topic, payload, **options))
+
+    def request_many(
+        self, topic: str, payload: Payload = b"", *, replies: int | None = None, **options: Unpack[RequestOptions]
+    ) -> list[Message]:
+        """Send a request, and return the replies of several clients. See AsyncClient.request_many."""
+        return self._thread.call(self._client.request_many(topic, payload, replies=replies, **options))
+
+    def replies(self, *filters: str, capacity: int = MAX_CONCURRENT) -> Callable[[ReplyHandler], BlockingResponder]:
+        """Return a decorator for a function that answers the requests on some topics. See AsyncClient.replies.
+
+        The decorator returns a BlockingResponder when the broker has agreed. The function runs in a thread; a coroutine
+        function runs in the loop of the client.
+        """
+
+        def decorate(handler: ReplyHandler) -> BlockingResponder:
+            async def begin() -> AsyncResponder:
+                responder = self._client.replies(*filters, capacity=capacity)(handler)
+                await responder.ready()
+                return responder
+
+            return BlockingResponder(self._thread, self._thread.call(begin()))
+
+        return decorate
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

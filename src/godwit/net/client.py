@@ -13,24 +13,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
 from godwit.broker.topics import check_filter, check_kind, check_topic
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
+from godwit.client.message import Message
 from godwit.client.properties import MessageOptions, make_properties
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
-from godwit.errors import BrokerUnreachableError, UsageError
+from godwit.errors import UsageError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
-from godwit.net.arguments import check_callback, check_options, check_path, check_text, checked_will
+from godwit.net.arguments import (
+    check_callback,
+    check_options,
+    check_path,
+    check_text,
+    checked_will,
+)
+from godwit.net.connecting import Connecting
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import TimeLimit, within
+from godwit.net.loop import within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
@@ -41,6 +48,15 @@ from godwit.net.queries import (
     list_workers,
     retry_job,
     show_job,
+)
+from godwit.net.replies import (
+    MAX_CONCURRENT,
+    REQUEST_TIMEOUT_S,
+    AsyncResponder,
+    ReplyHandler,
+    Requester,
+    RequestOptions,
+    checked_reply,
 )
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
@@ -56,16 +72,12 @@ from godwit.wire.control import (
     Kick,
     Ping,
     Pong,
+    RetainHandling,
     TopicInfo,
     Will,
 )
 from godwit.wire.extension import NO_PROPERTIES
-from godwit.wire.jobs import (
-    JobInfo,
-    JobState,
-    TaskInfo,
-    WorkerInfo,
-)
+from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -127,70 +139,10 @@ def connect(
         send_buffer_bytes=send_buffer_bytes,
         endpoint=endpoint or EndpointConfig(),
     )
-    return Connecting(BrokerResolver(parse_brokers(broker)), config, timeout_s, on_state)
-
-
-class Connecting:
-    """A client that is not connected yet: use it with `async with`, or await it. Made by `connect`."""
-
-    def __init__(
-        self, resolver: BrokerResolver, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
-    ) -> None:
-        self._resolver = resolver
-        self._config = config
-        self._timeout_s = timeout_s
-        self._on_state = on_state
-        self._client: AsyncClient | None = None
-
-    def __repr__(self) -> str:
-        return f"<Connecting to {self._resolver}: use it with `async with`, or await it>"
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether a broker answers. It may still wait with the login, for example while the name is in use."""
-        return self._client is not None and self._client.is_answered
-
-    def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> AsyncClient:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._client is not None:
-            await self._client.__aexit__(kind, error, traceback)
-
-    async def _open(self) -> AsyncClient:
-        client: AsyncClient | None = None
-        try:
-            async with TimeLimit(self._timeout_s):
-                addresses = await self._resolver.resolve()
-                self._client = client = AsyncClient(
-                    self._config, addresses, on_state=self._on_state, resolver=self._resolver
-                )
-                await client._runtime.wait_until_online()
-                return client
-        except BaseException as error:
-            is_answered, reason = False, ""
-            if client is not None:
-                is_answered, reason = client.is_answered, client.last_reason
-                client.abort()
-            if isinstance(error, TimeoutError):
-                raise self._unreachable(is_answered, reason) from None
-            raise
-
-    def _unreachable(self, is_answered: bool, reason: str) -> BrokerUnreachableError:
-        if is_answered:
-            return BrokerUnreachableError(
-                f"the broker at {self._resolver} answers, but has not let this client in within "
-                f"{self._timeout_s:g} s: another connection may still hold its name; try again, or wait for longer"
-            )
-        return BrokerUnreachableError(
-            f"no broker answered at {self._resolver} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
-            "is it running there, and does the way to it let UDP pass?"
-        )
+    resolver = BrokerResolver(parse_brokers(broker))
+    return Connecting(
+        resolver, timeout_s, lambda addresses: AsyncClient(config, addresses, on_state=on_state, resolver=resolver)
+    )
 
 
 class AsyncClient:
@@ -213,6 +165,7 @@ class AsyncClient:
         self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver)
         """The client in its event loop. Workers and file transfers use it too."""
         self._request = self._runtime.request
+        self._requester: Requester | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.name!r} of the broker at {self._runtime.broker}, {self.state}>"
@@ -372,6 +325,8 @@ class AsyncClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> AsyncSubscription:
         """Return a subscription: `async with client.subscribe("home/#") as messages: async for message in messages`.
 
@@ -387,14 +342,88 @@ class AsyncClient:
                 number is an upper bound, or None if it is unknown.
             keep: Whether the broker's session remembers the subscription when its block is left, for a client with a
                 name that will return. By default only with a cursor.
+            retained: When retained messages come first: "always" (also if the session resumes, and with a start), "if
+                new" (unless the session has the subscription), "never". By default if it is new and begins at the end.
+            no_local: Leave out messages that this client has published.
 
         Raises:
             UsageError: The client has ended. Errors of the broker are raised when the block is entered.
         """
         self._runtime.require_open()
         return AsyncSubscription(
-            self._runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
+            self._runtime,
+            filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            retained=retained,
+            no_local=no_local,
         )
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
+
+    async def request(self, topic: str, payload: Payload = b"", **options: Unpack[RequestOptions]) -> Message:
+        """Send a request to the clients that reply on a topic, and return the first reply.
+
+        Args:
+            topic: Where responders are subscribed, see `replies`.
+            payload: The request, as for `publish`.
+            options: Time limit, QoS, headers and content type; see `RequestOptions`.
+
+        Raises:
+            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoReplyError: No reply arrived within `timeout_s`; it is a TimeoutError, too.
+            RequestFailedError: The handler of the responder failed.
+            BrokerError: The broker refused the request, for example AccessError.
+            UsageError: An argument is invalid.
+        """
+        found = await self.request_many(topic, payload, replies=1, **options)
+        return checked_reply(found, topic, options.get("timeout_s", REQUEST_TIMEOUT_S))
+
+    async def request_many(
+        self, topic: str, payload: Payload = b"", *, replies: int | None = None, **options: Unpack[RequestOptions]
+    ) -> list[Message]:
+        """Send a request, and return the replies of several clients in the order of their arrival.
+
+        Args:
+            topic: Where responders are subscribed, see `replies`.
+            payload: The request, as for `publish`.
+            replies: Return when this many have arrived. None: one from each subscription that the request reached; with
+                QoS 0 one.
+            options: See `request`. After `timeout_s` the replies so far are returned, perhaps an empty list.
+
+        Returns:
+            The replies. One that reports a failure has the header `godwit-error`.
+
+        Raises:
+            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            BrokerError: The broker refused the request, for example AccessError.
+            UsageError: An argument is invalid.
+        """
+        self._runtime.require_open()
+        if self._requester is None:
+            self._requester = Requester(self)
+        return await self._requester.request(topic, payload, replies, **options)
+
+    def replies(self, *filters: str, capacity: int = MAX_CONCURRENT) -> Callable[[ReplyHandler], AsyncResponder]:
+        """Return a decorator for a function that answers the requests on some topics.
+
+            @client.replies("service/echo")
+            async def echo(request):
+                return request.payload
+
+        The function gets the request as a Message and returns the payload of the reply. A function that is not a
+        coroutine function runs in a thread. If it raises an exception, `request` raises RequestFailedError with its
+        text. The decorator returns an AsyncResponder, which has begun; await its `ready()` to be sure.
+
+        Args:
+            filters: Topic filters, see `subscribe`.
+            capacity: How many requests to handle at once.
+        """
+        self._runtime.require_open()
+        return lambda handler: AsyncResponder(self, filters, handler, capacity=capacity)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

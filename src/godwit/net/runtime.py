@@ -59,7 +59,7 @@ from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Address, ConnectionState
-from godwit.wire.control import ControlMessage, Error
+from godwit.wire.control import ControlMessage, Error, RetainHandling
 from godwit.wire.control_base import Code
 from godwit.wire.packet import NONCE_BYTES, OVERHEAD_BYTES, HelloFrame, encode_frame, encode_packet
 
@@ -271,10 +271,14 @@ class ClientRuntime:
         start: Start,
         since_us: int | None,
         cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> Subscription:
         """Subscribe, and deliver the events of the returned core to `subscription`."""
         self.require_open()
-        core = self.core.subscribe(subscription.filters, start=start, since_us=since_us, cursor=cursor)
+        core = self.core.subscribe(
+            subscription.filters, start=start, since_us=since_us, cursor=cursor, retained=retained, no_local=no_local
+        )
         if core in self._subscriptions:
             raise UsageError(f"already subscribed to {', '.join(core.filters)}: use that subscription")
         self._subscriptions[core] = subscription

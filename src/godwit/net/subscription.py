@@ -18,6 +18,7 @@ from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
 from godwit.net.loop import LoopThread, check_timeout, within
+from godwit.wire.control import RetainHandling
 
 if TYPE_CHECKING:
     from godwit.net.runtime import ClientRuntime
@@ -74,6 +75,8 @@ class AsyncSubscription:
         cursor: str | None,
         on_gap: OnGap | None,
         keep: bool | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
     ) -> None:
         if on_gap is not None and not callable(on_gap):
             raise UsageError(f"on_gap is of the type {type(on_gap).__name__}: give a function")
@@ -83,6 +86,8 @@ class AsyncSubscription:
         self._start = start
         self._since_us = to_microseconds(since)
         self._cursor = cursor
+        self._retained = retained
+        self._no_local = no_local
         self._on_gap = on_gap
         self._keep = cursor is not None if keep is None else keep
         self._core: Subscription | None = None
@@ -121,7 +126,12 @@ class AsyncSubscription:
         if self._core is not None:
             raise UsageError("this subscription is in use already: ask the client for another one")
         core = self._core = self._runtime.begin_subscription(
-            self, start=self._start, since_us=self._since_us, cursor=self._cursor
+            self,
+            start=self._start,
+            since_us=self._since_us,
+            cursor=self._cursor,
+            retained=self._retained,
+            no_local=self._no_local,
         )
         try:
             while core.state == "asking":

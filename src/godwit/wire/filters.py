@@ -22,12 +22,21 @@ REST: Final = "#"
 WILDCARDS: Final = frozenset((ONE, SOME, REST))
 RESERVED: Final = "$"
 
+REPLIES: Final = "$reply"
+"""The first level of inboxes: the topics to which replies to requests are sent."""
+
 _WILD: Final = re.compile(r"[+*#]")
+_INBOX: Final = re.compile(r"\$reply/[0-9a-f]{32}")
 
 
 def split(text: str) -> list[str]:
     """The levels of a topic or a filter."""
     return text.split("/")
+
+
+def is_inbox(text: str) -> bool:
+    """Return whether a topic or filter is an inbox: `$reply/` and 32 hexadecimal digits that a client chose."""
+    return _INBOX.fullmatch(text) is not None
 
 
 def is_pattern(text: str) -> bool:

@@ -27,7 +27,7 @@ from godwit.mqtt.packets import (
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, is_inbox
 
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
@@ -214,7 +214,7 @@ class MqttReceiver:
             receipt = MqttReceipt(self, qos, ids, size)
             if qos == 1:
                 self.unacknowledged += len(ids)
-        if topic.startswith(RESERVED):
+        if topic.startswith(RESERVED) and not is_inbox(topic):
             if receipt is not None and BRIDGE_STATE.fullmatch(topic):
                 receipt.accepted(1)
             elif receipt is not None:

@@ -227,3 +227,21 @@ def test_messages_keep_their_properties() -> None:
     assert device.messages[0] == Message(
         "orders/new", b"1", 1, packet_id=device.messages[0].packet_id, properties=values
     )
+
+
+def test_a_message_that_expires_before_it_is_repeated_is_not_a_loss() -> None:
+    world = MqttWorld()
+    first, second = world.device("a", 5), world.client("native")
+    first.answers = False
+    first.subscribe((SHARED, 1))
+    sender = world.device("s", 5)
+    sender.publish("orders/new", b"short", qos=1, packet_id=1, values={Property.MESSAGE_EXPIRY: 5})
+    sender.publish("orders/new", b"long", qos=1, packet_id=1)
+    assert len(first.messages) == 2
+    second.subscribe("orders/#", group="billing")
+    world.pass_s(10)
+    first.vanish()
+    assert second.payloads == [b"long"]
+    (info,) = second.expect(c.ListGroups(request=50), c.GroupList).groups
+    assert (info.missed, info.lag) == (0, 0)
+    assert second.gaps == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -28,7 +29,7 @@ from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, BadTopicError
 from godwit.wire.control_base import Code
-from godwit.wire.filters import GROUP_PREFIX, RESERVED
+from godwit.wire.filters import GROUP_PREFIX, RESERVED, is_inbox
 
 PAGE_BYTES: Final = 64 * 1024
 """How long a page of a list may become: half of what a control message may have."""
@@ -189,7 +190,7 @@ class Administration:
             if steps >= STEPS_PER_SEARCH:
                 return TopicPage(found, steps, last)
             steps += 1
-            if topic is not None:
+            if topic is not None and not topic.is_inbox:
                 steps += RULE_STEPS
                 if self._may_see(session, topic.name):
                     room -= 4 * len(topic.name) + ITEM_BYTES
@@ -387,7 +388,7 @@ class Administration:
             return "the broker's access rules have changed: connect again"
         for publication in list(peer.publications):
             name = publication.topic.name
-            if not access.may(session.principal, session.is_proved, "publish", name):
+            if not (publication.topic.is_inbox or access.may(session.principal, session.is_proved, "publish", name)):
                 self._publications.close(publication)
                 publication.ended(Code.NOT_ALLOWED, f"{session.name} may no longer publish to {name!r}")
         for member in list(peer.members):
@@ -400,7 +401,8 @@ class Administration:
                 self._subscriptions.remove_forbidden(subscription)
                 continue
             filters = subscription.filters
-            if not all(access.may(session.principal, session.is_proved, "subscribe", text) for text in filters):
+            may = partial(access.may, session.principal, session.is_proved, "subscribe")
+            if not all(is_inbox(text) or may(text) for text in filters):
                 self._subscriptions.remove(subscription, "the broker", "the access rules no longer allow it")
         return None
 

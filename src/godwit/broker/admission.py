@@ -33,7 +33,7 @@ from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionRow
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, split
 
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
 """How long a restarted broker waits for the clients that were connected: they may notice by their idle timeout only."""
@@ -407,15 +407,25 @@ class Admission:
             self._publications.close(publication)
         for subscription in list(peer.subscriptions):
             self._delivery.detach(subscription)
+            if subscription.is_inbox:
+                del session.subscriptions[subscription.key]
+                session.filter_levels -= len(split(subscription.filters[0]))
+                self._delivery.end(subscription)
         for member in list(peer.members):
             member.group.owner.leave(member)
         self._jobs.handle_disconnect(peer, now_us)
         session.peer = None
 
     def keep_for_later(self, session: Session, now_us: int) -> None:
-        """Keep a session whose client is gone until it expires. One without subscriptions has nothing to remember."""
+        """Keep a session whose client is gone until it expires.
+
+        A session without subscriptions has nothing to remember but a will that waits for its time.
+        """
         if session.expiry_s and session.is_remembered and session.subscriptions:
             self._end_at(session, now_us + session.expiry_s * 1_000_000)
+            self._dirty.session(session)
+        elif session.will_due_us is not None:
+            self._end_at(session, session.will_due_us)
             self._dirty.session(session)
         else:
             self.forget(session)

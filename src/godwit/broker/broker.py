@@ -64,8 +64,6 @@ class Broker:
         self.inputs = 0
         """How many events `handle`, or a protocol beside its own turn, has had: if it has changed, end_turn is to be
         called."""
-        self.now_us = now_us
-        """The time of the present turn. It never goes backwards."""
         self.log_id = log_id
         self.epochs = epochs
         self._peers: dict[Peer, None] = {}
@@ -82,6 +80,7 @@ class Broker:
         self._identities = identities = Identities(dirty)
         self._catalogue = catalogue = Catalogue(settings, dirty)
         self._delivery = delivery = Delivery(catalogue, numbers, dirty, effects)
+        delivery.now_us = now_us
         delivery.first_offset = first_offset
         delivery.next_offset = next_offset
         self.append_queue = queue = AppendQueue(catalogue, delivery, identities, dirty, effects)
@@ -250,6 +249,9 @@ class Broker:
             self._expire_at_us = self._admission.expire(now_us)
         if self.jobs.due_us is not None and self.jobs.due_us <= now_us:
             self.jobs.handle_timer(now_us)
+        retained_us = self._catalogue.retained_due_us
+        if retained_us is not None and retained_us <= now_us:
+            self._catalogue.drop_expired(now_us)
         if self.lists.waiting:
             self.lists.serve(now_us)
         if self.groups.sweep_at_us is not None and self.groups.sweep_at_us <= now_us:
@@ -307,6 +309,9 @@ class Broker:
         groups_us = self.groups.sweep_at_us
         if groups_us is not None and groups_us < at_us:
             at_us = groups_us
+        retained_us = self._catalogue.retained_due_us
+        if retained_us is not None and retained_us < at_us:
+            at_us = retained_us
         if self.lists.waiting:
             lists_us = self.lists.due_us
             if lists_us is not None and lists_us < at_us:
@@ -314,6 +319,15 @@ class Broker:
         return at_us
 
     # -- getters, and what a log in memory asks -----------------------------------------------------------------------
+
+    @property
+    def now_us(self) -> int:
+        """The time of the present turn. It never goes backwards."""
+        return self._delivery.now_us
+
+    @now_us.setter
+    def now_us(self, now_us: int) -> None:
+        self._delivery.now_us = now_us
 
     @property
     def settings(self) -> Settings:

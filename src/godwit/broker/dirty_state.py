@@ -139,6 +139,8 @@ class DirtyState:
         """The subscription has moved or ended. Return whether that is stored."""
         if not self.is_durable or not (subscription.is_stored or subscription.session.outlives_restart):
             return False
+        if subscription.is_inbox:
+            return False
         self._dirty.subscriptions[subscription] = None
         self.is_marked = True
         return True

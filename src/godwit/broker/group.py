@@ -192,6 +192,9 @@ class GroupSubscription(BrokerSubscription):
         if not self.sent:
             self.sent.append([offset, end])
 
+    def pass_over(self, offset: int, end: int) -> None:
+        self.group.wanted.take(offset, end)
+
     def count_needed(self, spans: Sequence[Span], first: int) -> int:
         """Return how many of these offsets are not done, because retention deletes them. They are wanted no more."""
         group = self.group

@@ -211,6 +211,10 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that may be in flight at the member."""
     retained: bool = False
     """Whether retained messages are sent first, also to a subscription that resumes."""
+    retain_handling: Literal["always", "if new", "never"] | None = None
+    """When retained messages are sent first; None: to a new subscription that begins at the end of the log."""
+    no_local: bool = False
+    """Whether the client's own messages are not sent to it."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
 
@@ -253,10 +257,17 @@ class SubscribeReply(Protocol):
 class OutboundBatch:
     """Messages of one topic and publisher on their way to subscribers; the same object for all of them."""
 
-    __slots__ = ("encodings", "end_offset", "entry", "flags", "offset", "publisher_number", "topic")
+    __slots__ = ("encodings", "end_offset", "entry", "flags", "offset", "publisher_number", "remaining_us", "topic")
 
     def __init__(
-        self, topic: Topic, publisher_number: int, entry: Entry, flags: int, offset: int, end_offset: int
+        self,
+        topic: Topic,
+        publisher_number: int,
+        entry: Entry,
+        flags: int,
+        offset: int,
+        end_offset: int,
+        remaining_us: int | None = None,
     ) -> None:
         self.topic = topic
         self.publisher_number = publisher_number
@@ -268,6 +279,8 @@ class OutboundBatch:
         """Of the first message in the log; 0 for a message of QoS 0 that is not in the log."""
         self.end_offset = end_offset
         """What Broker.acknowledge is called with when the client has processed the batch."""
+        self.remaining_us = remaining_us
+        """The time until the messages expire, when the batch was made; None if they do not expire."""
         self.encodings: dict[str, Any] = {}
         """Where a protocol, by its name, may keep the encoded form for the next subscriber."""
 

@@ -23,7 +23,7 @@ import msgspec
 from godwit.broker.dirty_state import SAVED_AT_ONCE, TABLE_KEY, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
 from godwit.broker.topics import FilterTrie
-from godwit.wire.filters import GROUP_PREFIX, matches
+from godwit.wire.filters import GROUP_PREFIX, is_inbox, matches
 from godwit.wire.retention_floors import lost_below
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from godwit.broker.effects import Losing, Read
     from godwit.broker.group import GroupMember
     from godwit.broker.session import Session
+    from godwit.wire.batch import Entry
 
 IDLE_SWEEPS: Final = 3
 """A connected subscription settles when nothing was sent to it between two sweeps that are this many apart: one with
@@ -80,8 +81,9 @@ class BrokerSubscription:
         "cursor",
         "gaps",
         "holes_below",
-        "is_abandoned", "is_full", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
+        "is_abandoned", "is_full", "is_inbox", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
         "lost",
+        "no_local",
         "outbound",
         "peer",
         "position",
@@ -105,6 +107,10 @@ class BrokerSubscription:
         """Subscriptions are served in the order in which they were created."""
         self.session = session
         self._filters: tuple[str, ...] | None = filters
+        self.is_inbox = len(filters) == 1 and is_inbox(filters[0])
+        """Whether it is for replies to this connection's requests: it ends with the connection, and is not stored."""
+        self.no_local = False
+        """Whether messages of its own client are left out."""
         self.cursor = cursor
         """With a name the position moves by commits alone."""
         self.peer: Peer | None = None
@@ -199,6 +205,10 @@ class BrokerSubscription:
         """Return where it would resume if it is absent or has a named cursor. `end_offset` is the log's end."""
         return end_offset if self.is_settled else self.resume_at
 
+    def is_own(self, entry: Entry) -> bool:
+        """Return whether the client of this subscription has published a batch."""
+        return entry.publisher == self.session.name
+
     def is_resumed_from(self, offset: int, end_offset: int) -> bool:
         """Return whether it would get the same messages from this offset on as from where it would resume.
 
@@ -227,6 +237,9 @@ class BrokerSubscription:
     def pending(self) -> tuple[int, tuple[int, ...]]:
         """Return SubscriptionRow.high and SubscriptionRow.unfinished, which only a consumer group has."""
         return 0, ()
+
+    def pass_over(self, offset: int, end: int) -> None:
+        """Messages of these offsets were not sent, because they have expired."""
 
     def count_needed(self, spans: Sequence[Span], first: int) -> int:
         """Return how many messages of these ranges it has not got, if it needs all from an offset on."""

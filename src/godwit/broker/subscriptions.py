@@ -38,7 +38,7 @@ from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.changes import FilterRow, PacketRow, SubscriptionRow
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch, same_below
-from godwit.wire.filters import GROUP_PREFIX, RESERVED, is_pattern, split, split_group
+from godwit.wire.filters import GROUP_PREFIX, REPLIES, RESERVED, is_inbox, is_pattern, split, split_group
 
 LOOKUPS_AT_ONCE: Final = 4
 """Per client: starts by time that the log is asked for at once."""
@@ -106,6 +106,9 @@ class SubscriptionRequests:
         self._create_topics(session, filters)
         is_latest = request.start == "latest" or (request.start is None and offset is None and former is None)
         with_retained = request.retained or (subscription is None and is_latest)
+        if request.retain_handling is not None:
+            is_wanted = request.retained or subscription is None or request.retain_handling == "always"
+            with_retained = request.retain_handling != "never" and is_wanted
         resumes = subscription is not None and request.start is None and offset is None
         is_offset = offset is not None or isinstance(request.start, int)
         end = self._delivery.next_offset
@@ -128,6 +131,7 @@ class SubscriptionRequests:
             self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
         if known_below is not None and isinstance(request.start, int) and request.start > known_below:
             self._notify_replaced(session, filters, request.start, known_below)
+        subscription.no_local = request.no_local
         self._delivery.attach(
             subscription,
             peer,
@@ -357,6 +361,8 @@ class SubscriptionRequests:
             one = TableFilter(row.filter, row.since, row.options, row.identifier, row.until)
             table.is_written = True
             session.filter_levels += _levels((row.filter,))
+            if is_inbox(row.filter) and row.until is None:
+                self._catalogue.own(row.filter)
             if row.until is None and not one.is_shared:
                 self._delivery.add_filter(table, one)
             else:
@@ -478,6 +484,9 @@ class SubscriptionRequests:
             check_filter(text)
         except BadFilterError as error:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        self._require_right(session, text)
+        if is_inbox(text):
+            self._catalogue.own(text)
         is_missing = not is_pattern(text) and not text.startswith(RESERVED) and self._catalogue.get(text) is None
         if is_missing and self._catalogue.settings.policy_of(text) != "open":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {text!r} does not exist")
@@ -533,7 +542,9 @@ class SubscriptionRequests:
         session = table.session
         access = self._catalogue.settings.access
         removed = [
-            text for text in table.filters if not access.may(session.principal, session.is_proved, "subscribe", text)
+            text
+            for text in table.filters
+            if not (is_inbox(text) or access.may(session.principal, session.is_proved, "subscribe", text))
         ]
         self._drop_filters(table, removed)
 
@@ -593,7 +604,6 @@ class SubscriptionRequests:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _check(self, session: Session, request: SubscribeRequest) -> tuple[str, ...]:
-        access = self._catalogue.settings.access
         try:
             for pattern in request.filters:
                 check_filter(pattern)
@@ -608,13 +618,29 @@ class SubscriptionRequests:
         if request.start is not None and request.since_us is not None:
             raise RequestFailure(Code.MALFORMED, "a start and a time: give one of them")
         if request.group is not None:
-            if request.cursor is not None:
-                raise RequestFailure(Code.MALFORMED, "a group and a cursor: the group has a position of its own")
+            if request.cursor is not None or request.no_local:
+                text = "a group has a position of its own, and no publisher: leave out the cursor and no_local"
+                raise RequestFailure(Code.MALFORMED, text)
             self.groups.check(session, request.group, request.filters)
         for pattern in request.filters:
-            if not access.may(session.principal, session.is_proved, "subscribe", pattern):
-                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
+            self._require_right(session, pattern)
+        if any(map(is_inbox, request.filters)) and (len(request.filters) > 1 or request.cursor is not None):
+            raise RequestFailure(Code.MALFORMED, "an inbox for replies is a subscription of its own, without a cursor")
         return tuple(sorted(set(request.filters)))
+
+    def _require_right(self, session: Session, text: str) -> None:
+        """Check that the client may subscribe to a filter. An inbox is free for the first client that knows its name.
+
+        No filter matches several inboxes, so that only the holder of an inbox sees the replies in it.
+        """
+        if split(text)[0] == REPLIES:
+            if not is_inbox(text):
+                problem = f"an inbox is subscribed by its exact name, {REPLIES}/ and 32 hexadecimal digits"
+                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}: {problem}")
+            if not self._delivery.owns_inbox(session, text):
+                raise RequestFailure(Code.NOT_ALLOWED, f"the inbox {text!r} belongs to another client")
+        elif not self._catalogue.settings.access.may(session.principal, session.is_proved, "subscribe", text):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
 
     def _require_room(
         self, session: Session, filters: tuple[str, ...], replaced: Sequence[BrokerSubscription] = ()
@@ -638,6 +664,9 @@ class SubscriptionRequests:
     def _create_topics(self, session: Session, filters: tuple[str, ...]) -> None:
         """A filter without wildcards is the name of a topic, which must exist or is created."""
         missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
+        for name in [name for name in missing if is_inbox(name)]:
+            self._catalogue.own(name)
+            missing.remove(name)
         for name in missing:
             if name.startswith(JOBS):
                 continue  # a kind of work that has not been submitted yet

@@ -27,7 +27,8 @@ from godwit.limits import (
 )
 
 if TYPE_CHECKING:
-    from godwit.net.client import AsyncClient, Connecting
+    from godwit.net.client import AsyncClient
+    from godwit.net.connecting import Connecting
     from godwit.transport.config import EndpointConfig
     from godwit.wire.control import Will
     from godwit.wire.parameters import Arq

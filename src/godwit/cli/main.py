@@ -40,6 +40,8 @@ SECTIONS: Final = (
         (
             ("pub", "pub", "Publish a message, lines of standard input, or a file."),
             ("sub", "sub", "Print messages as they arrive, or save files."),
+            ("request", "request", "Send a request to other clients, and print the reply."),
+            ("reply", "request", "Reply to requests with the output of a command."),
             ("shell", "shell", "Publish, subscribe and submit jobs by hand, in one session."),
         ),
     ),
@@ -93,7 +95,23 @@ CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics": ("list", "show", "create", "delete"),
     "groups": ("list", "delete"),
     "bench": ("pub", "sub", "latency"),
-    **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
+    **dict.fromkeys(
+        (
+            "pub",
+            "sub",
+            "request",
+            "reply",
+            "shell",
+            "worker",
+            "workers",
+            "clients",
+            "cursors",
+            "kick",
+            "ping",
+            "sensors",
+        ),
+        (),
+    ),
 }
 """Commands that connect to a broker, and their subcommands."""
 

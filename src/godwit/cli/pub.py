@@ -6,7 +6,7 @@ import asyncio
 import stat
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -37,6 +37,7 @@ from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
+    from godwit.client.properties import MessageOptions
     from godwit.net.publisher import AsyncPublisher
 
 MESSAGE_LIMIT: Final = PayloadLimit(
@@ -55,6 +56,7 @@ class PublishPlan:
     quiet: bool = False
     repeat: int = 1
     interval_s: float = 0.0
+    options: MessageOptions = field(default_factory=dict)  # type: ignore[assignment]  # a dict, imported late
 
 
 def register(root: typer.Typer) -> None:
@@ -95,6 +97,28 @@ def pub(
     retain: Annotated[
         bool, typer.Option("--retain", help="Keep the last message for later subscribers. An empty message deletes it.")
     ] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME=VALUE",
+            help="Header of the message; give it again for each.",
+            show_default=False,
+        ),
+    ] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", metavar="TYPE", help="Type of the payload, such as text/csv.")
+    ] = None,
+    reply_to: Annotated[
+        str | None, typer.Option("--reply-to", metavar="TOPIC", help="Topic for replies to the message.")
+    ] = None,
+    expires: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Deliver the message to no subscriber after this time.", show_default=False
+        ),
+    ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", help="Publish the message this many times; 0: until Ctrl-C.")] = 1,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="With --repeat: time between two messages.")] = 0.0,
     quiet: Annotated[
@@ -133,10 +157,15 @@ def pub(
     quality = check_qos(qos)
     if file is not None and retain:
         raise UsageError("a file cannot be retained; leave out --retain")
+    options = message_options(header, content_type, reply_to, expires)
+    if file is not None and options:
+        raise UsageError(
+            "a file has no headers or expiry; leave out --header, --content-type, --reply-to and --expires"
+        )
     check_topic(topic)
     target = Target.of(broker, name, secret_file, timeout, arq)
     target = replace(target, will=WillOptions(will_topic, will_payload, will_qos, will_retain).will())
-    plan = PublishPlan(topic, quality, retain, quiet, repeat, interval)
+    plan = PublishPlan(topic, quality, retain, quiet, repeat, interval, options)
     if file is not None:
         check_file(file)
         run(_send_file(target, topic, file, quiet))
@@ -149,6 +178,35 @@ def pub(
             run(_publish(target, plan, payload), is_brief=True)
         else:
             run(_publish_repeatedly(target, plan, payload))
+
+
+def message_options(
+    headers: list[str] | None, content_type: str | None, reply_to: str | None = None, expires_s: float | None = None
+) -> MessageOptions:
+    """Return the properties of a message from the options of a command, without the missing ones.
+
+    Raises:
+        UsageError: One of them is invalid.
+    """
+    from godwit.client.properties import MessageOptions, make_properties
+
+    options = MessageOptions()
+    if headers:
+        pairs = []
+        for text in headers:
+            name, separator, value = text.partition("=")
+            if not separator or not name:
+                raise UsageError(f"--header {text[:80]!r} is not NAME=VALUE, as in --header unit=C")
+            pairs.append((name, value))
+        options["headers"] = pairs
+    if content_type is not None:
+        options["content_type"] = content_type
+    if reply_to is not None:
+        options["reply_to"] = reply_to
+    if expires_s is not None:
+        options["expires_s"] = expires_s
+    make_properties(**options)
+    return options
 
 
 def check_file(path: Path) -> None:
@@ -179,7 +237,7 @@ def reached_text(reached: int | None) -> str:
 
 async def _publish(target: Target, plan: PublishPlan, payload: bytes) -> None:
     async with connected(target) as client:
-        reached = await client.publish(plan.topic, payload, qos=plan.qos, retain=plan.retain)
+        reached = await client.publish(plan.topic, payload, qos=plan.qos, retain=plan.retain, **plan.options)
         if not plan.quiet:
             typer.echo(reached_text(reached), err=True)
 
@@ -218,7 +276,7 @@ async def _with_publisher(
     publisher: AsyncPublisher | None = None
     try:
         async with connected(target) as client:
-            publisher = client.publisher(plan.topic, qos=plan.qos, retain=plan.retain)
+            publisher = client.publisher(plan.topic, qos=plan.qos, retain=plan.retain, **plan.options)
             await send(publisher)
     except GodwitError as error:  # the client is closed: nothing more will be confirmed
         if publisher is None or not publisher.next_sequence:

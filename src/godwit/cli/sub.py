@@ -206,6 +206,7 @@ def sub(
             metavar="FORMAT",
             help="Print this for each message: %t topic, %p payload, %x payload in hex, %l its length, %q QoS, "
             "%r 1 if retained, %o offset, %n publisher, %I time of arrival, %U that time in seconds since 1970, "
+            "%P headers, %C content type, %R reply topic, %D correlation data in hex, %E time of expiry, "
             "%j JSON, %% a percent sign, \\n and \\t.",
         ),
     ] = None,

@@ -29,6 +29,7 @@ from godwit.wire.control import (
     Gap,
     Kicked,
     Labels,
+    RetainHandling,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -106,6 +107,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
     number: int
     body: bytes
     reliable: bool
+    arrived_at: float = 0.0
 
 
 class Subscription:
@@ -120,6 +122,8 @@ class Subscription:
         start: Start = None,
         since_us: int | None = None,
         cursor: str | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self.number = number
@@ -146,7 +150,10 @@ class Subscription:
         related to the position."""
         self.was_asked = False
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
-        self.wants_retained = since_us is None and start in (None, "latest")
+        self.retained = retained
+        self.no_local = no_local
+        is_latest = since_us is None and start in (None, "latest")
+        self.wants_retained = is_latest if retained is None else retained != "never"
         """Whether retained messages may still arrive: no message of the log has arrived yet."""
         self.epochs: tuple[Epoch, ...] = ()
         """The newest epochs of the log that its offsets belong to."""
@@ -172,10 +179,14 @@ class Subscription:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def take(self) -> list[Message] | None:
+    def take(self, now: float | None = None, now_us: int | None = None) -> list[Message] | None:
         """Return the messages of the next record, or None if there is none.
 
         The call confirms the record before: its messages count as delivered.
+
+        Args:
+            now: the time of the transport's clock. Without it, messages that have expired here are returned, too.
+            now_us: the same in microseconds since the epoch.
         """
         if self._taken is not None:
             self._confirm(self._taken)
@@ -192,6 +203,10 @@ class Subscription:
             held.popleft()
             if not record.reliable:
                 self._unreliable_bytes -= len(record.body) + RECORD_COST_BYTES
+            decoder = record.channel.decoder
+            if now is not None:
+                decoder.now_us = now_us
+                decoder.waited_us = max(int((now - record.arrived_at) * 1_000_000), 0)
             try:
                 messages = self._decode(record)
             except UnknownLabelError:
@@ -486,6 +501,8 @@ class Subscriptions:
     def __post_init__(self) -> None:
         self.connection: Connection | None = None
         """The present connection, once the broker has accepted the login."""
+        self.now = 0.0
+        """The time of the last input."""
         self.announced: dict[Subscription, None] = {}
         """Subscriptions with an Available among the events that were not fetched yet."""
         self.log = b""
@@ -510,6 +527,8 @@ class Subscriptions:
         start: Start,
         since_us: int | None,
         cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Return the subscription with these filters and this cursor or group; request it if it is new."""
@@ -520,7 +539,15 @@ class Subscriptions:
         number = self._next_number
         self._next_number += 1
         subscription = Subscription(
-            self, number, filters, start=start, since_us=since_us, cursor=cursor, membership=membership
+            self,
+            number,
+            filters,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=no_local,
+            membership=membership,
         )
         self._subscriptions[number] = subscription
         if self.connection is not None:
@@ -621,6 +648,8 @@ class Subscriptions:
                 start=start,
                 epochs=list(epochs),
                 since_us=subscription.since_us if is_first else None,
+                retain_handling=subscription.retained if is_first else None,
+                no_local=subscription.no_local,
                 retained=retained and membership is None,
                 group=None if membership is None else membership.group,
                 group_expiry_s=0 if membership is None else membership.expiry_s,
@@ -643,7 +672,7 @@ class Subscriptions:
         entry = self._channels.get(number)
         if entry is not None and event.body:
             channel, subscription = entry
-            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable))
+            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable, self.now))
             if subscription.is_answered and subscription not in self.announced:
                 self._announce(subscription)
         elif event.reliable:

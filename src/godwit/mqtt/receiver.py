@@ -28,7 +28,7 @@ from godwit.mqtt.packets import (
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, is_inbox
 
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
@@ -295,7 +295,7 @@ class MqttReceiver:
 
     def _refuse(self, topic: str, receipt: MqttReceipt | None, failure: RequestFailure) -> None:
         """Report that messages to a topic are not accepted."""
-        if topic.startswith(RESERVED):  # every client may try that, so the operator gets no notice
+        if topic.startswith(RESERVED) and not is_inbox(topic):  # no notice: every client may try it
             if receipt is not None and BRIDGE_STATE.fullmatch(topic):
                 receipt.accepted(1)
             elif receipt is not None:

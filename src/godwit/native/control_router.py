@@ -12,6 +12,7 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Effect, refusal_notice
 from godwit.broker.ports import Outbound, RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
+from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
 from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
@@ -20,6 +21,7 @@ from godwit.wire import control, jobs
 from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, make_proof
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD
+from godwit.wire.extension import check_properties
 from godwit.wire.filters import GROUP_PREFIX
 
 WATCHES_PER_REQUEST: Final = 64
@@ -190,12 +192,20 @@ class ControlRouter:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def _login(self, peer: NativePeer, message: control.Login, now_us: int) -> None:
+        will = message.will
+        if will is not None:
+            try:
+                check_properties(will.extension)
+            except DecodeError as error:
+                raise RequestFailure(Code.MALFORMED, f"the will is not accepted: {error}") from None
         credentials = NativeCredentials(
             name=message.name,
             instance=message.instance,
             session_expiry_s=message.session_expiry_s,
             is_clean=message.fresh,
-            will=message.will,
+            will=None if will is None else msgspec.structs.replace(will, delay_s=0, extension=b""),
+            will_extension=None if will is None else will.extension or None,
+            will_delay_s=0 if will is None else will.delay_s,
             proof=message.proof,
             connection=peer.connection,
         )
@@ -231,6 +241,8 @@ class ControlRouter:
             start=message.start,
             since_us=message.since_us,
             retained=message.retained,
+            retain_handling=message.retain_handling,
+            no_local=message.no_local,
             epochs=message.epochs,
             group=message.group,
             group_expiry_s=message.group_expiry_s,

@@ -24,6 +24,7 @@ from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.wire.batch import route_entry
 from godwit.wire.control import ControlMessage, DeliveryOpen, Gap, Kicked, Labels, encode_control, encode_in_band
+from godwit.wire.extension import shorten_lifetime
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
@@ -43,7 +44,10 @@ _record: Final = itemgetter(0)
 
 def encode_routed(batch: OutboundBatch, offset: int) -> tuple[bytes, bytes, int]:
     """Return a batch for subscribers in two parts, see route_entry, and their length."""
-    head, rest = route_entry(batch.entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
+    entry = batch.entry
+    if batch.remaining_us is not None:
+        entry = shorten_lifetime(entry, batch.remaining_us)
+    head, rest = route_entry(entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
     return head, rest, len(head) + len(rest)
 
 
@@ -232,7 +236,7 @@ class NativeOutbound(Outbound):
         number = self._live_number
         self._live_number += batch.entry.count
         head, rest, size = encode_routed(batch, number)
-        is_reliable = size > MAX_UNRELIABLE_BYTES
+        is_reliable = size > MAX_UNRELIABLE_BYTES or batch.topic.is_inbox
         # One that is longer than the window is sent when half of it is free: else it could never be sent.
         if is_reliable and peer.unconfirmed_bytes + min(size, peer.window_bytes // 2) > peer.window_bytes:
             return False

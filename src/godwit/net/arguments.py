@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
 from godwit.broker.topics import check_topic
-from godwit.client.batches import to_bytes
-from godwit.errors import UsageError
+from godwit.client.batches import Payload, to_bytes
+from godwit.client.properties import MessageOptions, extension_for, make_properties
+from godwit.errors import DecodeError, UsageError
 from godwit.limits import MAX_WILL_BYTES
 from godwit.net.loop import check_timeout
 from godwit.transport.config import EndpointConfig
 from godwit.wire.control import Will
+from godwit.wire.control_base import Qos
+from godwit.wire.extension import check_properties
 
 if TYPE_CHECKING:
     from godwit.net.runtime import OnState
@@ -67,6 +70,35 @@ def check_options(
         raise UsageError(f"endpoint is of the type {type(endpoint).__name__}: give a godwit.EndpointConfig")
 
 
+def make_will(
+    topic: str,
+    payload: Payload,
+    *,
+    qos: Qos = 1,
+    retain: bool = False,
+    delay_s: int = 0,
+    **options: Unpack[MessageOptions],
+) -> Will:
+    """Return a will for `connect`: a message that the broker publishes if the client is lost without closing.
+
+    Args:
+        topic: Where to publish it.
+        payload: The message, as for `publish`.
+        qos: 0, 1 or 2, see `publish`.
+        retain: Also keep it as the topic's retained message.
+        delay_s: Publish it this many seconds after the loss, or when the session ends, and not if the client returns
+            before. For a client with a name.
+        options: Headers, content type and others, see `MessageOptions`; `expires_s` is counted from the publication.
+
+    Raises:
+        UsageError: An argument is invalid.
+    """
+    extension = extension_for(payload, make_properties(**options))
+    will = Will(topic=topic, payload=to_bytes(payload), qos=qos, retain=retain, delay_s=delay_s, extension=extension)
+    checked_will(will)
+    return will
+
+
 def checked_will(will: Will | None) -> Will | None:
     """Check the will here: the broker would only report that the login is malformed."""
     if will is None:
@@ -77,6 +109,12 @@ def checked_will(will: Will | None) -> Will | None:
     payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
     if len(payload) > MAX_WILL_BYTES:
         raise UsageError(f"the last will has {len(payload)} bytes: at most {MAX_WILL_BYTES}")
+    if type(will.delay_s) is not int or not 0 <= will.delay_s < 2**32:
+        raise UsageError(f"the last will has the delay {will.delay_s!r}: give a whole number of seconds, 0 or more")
+    try:
+        check_properties(will.extension)
+    except DecodeError as error:
+        raise UsageError(f"the last will is invalid: {error}; make it with godwit.make_will()") from None
     if will.qos not in (0, 1, 2):
         raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
     return msgspec.structs.replace(will, payload=payload)

@@ -59,7 +59,7 @@ from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Address, ConnectionState
-from godwit.wire.control import ControlMessage, Error
+from godwit.wire.control import ControlMessage, Error, RetainHandling
 from godwit.wire.control_base import Code
 from godwit.wire.packet import NONCE_BYTES, OVERHEAD_BYTES, HelloFrame, encode_frame, encode_packet
 
@@ -271,12 +271,20 @@ class ClientRuntime:
         start: Start,
         since_us: int | None,
         cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe, and deliver the events of the returned core to `subscription`."""
         self.require_open()
         core = self.core.subscribe(
-            subscription.filters, start=start, since_us=since_us, cursor=cursor, membership=membership
+            subscription.filters,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=no_local,
+            membership=membership,
         )
         if core in self._subscriptions:
             raise UsageError(f"already subscribed to {', '.join(core.filters)}: use that subscription")

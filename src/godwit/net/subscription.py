@@ -18,6 +18,7 @@ from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
 from godwit.net.loop import LoopThread, check_timeout, within
+from godwit.wire.control import RetainHandling
 
 if TYPE_CHECKING:
     from godwit.net.runtime import ClientRuntime
@@ -74,6 +75,8 @@ class AsyncSubscription:
         cursor: str | None,
         on_gap: OnGap | None,
         keep: bool | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
         membership: Membership | None = None,
     ) -> None:
         if membership is not None and (keep or cursor is not None):
@@ -86,6 +89,8 @@ class AsyncSubscription:
         self._start = start
         self._since_us = to_microseconds(since)
         self._cursor = cursor
+        self._retained = retained
+        self._no_local = no_local
         self._membership = membership
         self._on_gap = on_gap
         self._keep = cursor is not None if keep is None else keep
@@ -125,7 +130,13 @@ class AsyncSubscription:
         if self._core is not None:
             raise UsageError("this subscription is in use already: ask the client for another one")
         core = self._core = self._runtime.begin_subscription(
-            self, start=self._start, since_us=self._since_us, cursor=self._cursor, membership=self._membership
+            self,
+            start=self._start,
+            since_us=self._since_us,
+            cursor=self._cursor,
+            retained=self._retained,
+            no_local=self._no_local,
+            membership=self._membership,
         )
         try:
             while core.state == "asking":
@@ -239,7 +250,7 @@ class AsyncSubscription:
             return False
         missed, replaced = core.missed, core.replaced
         self._done_before = core.position
-        messages = core.take()
+        messages = core.take(time.monotonic(), time.time_ns() // 1000)
         if core.replaced is not None and core.replaced is not replaced:
             self._done_before = core.replaced[0]
             self._report_replaced(core)

@@ -57,6 +57,7 @@ _CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
 _SQL_TYPES: Final = {
+    pa.map_(pa.string(), pa.string()): "MAP(VARCHAR, VARCHAR)",
     pa.string(): "VARCHAR",
     pa.binary(): "BLOB",
     pa.bool_(): "BOOLEAN",

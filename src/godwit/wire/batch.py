@@ -431,6 +431,16 @@ def extension_of(entry: Entry) -> bytes | None:
     return entry.rest[_U32.size : _extension_end(entry.flags, entry.rest)]
 
 
+def extension_at(record: bytes) -> int:
+    """Return the offset of the extension in a publisher's record, whose first batch must have one."""
+    return HEAD.size + (SEQUENCE_BYTES if record[0] & HAS_SEQUENCE else 0) + _U32.size
+
+
+def has_times(entry: Entry) -> bool:
+    """Return whether the messages of an entry have times of publishing of their own."""
+    return bool(entry.flags & HAS_DELTAS)
+
+
 def payload_bytes(entry: Entry) -> int:
     """Return the approximate size of the messages of an entry: lengths are subtracted, deltas and extension are not."""
     return len(entry.rest) - (4 * entry.count + 4 if entry.count > 1 else 0)

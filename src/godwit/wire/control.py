@@ -30,7 +30,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from godwit.errors import DecodeError
-from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_WILL_BYTES
+from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_EXTENSION_BYTES, MAX_WILL_BYTES
 from godwit.wire import cbor, control_base, jobs
 from godwit.wire.control_base import (
     BaseControlMessage,
@@ -61,6 +61,10 @@ class Will(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_WILL_BYTES)]
     qos: Qos = 1
     retain: bool = False
+    delay_s: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    """The time until it is published, or until the session ends; a client that returns before cancels it."""
+    extension: Annotated[bytes, msgspec.Meta(max_length=MAX_EXTENSION_BYTES)] = b""
+    """Its properties, see godwit.wire.extension."""
 
 
 class Login(BaseControlMessage, frozen=True, kw_only=True, tag="login"):
@@ -141,6 +145,10 @@ class Progressed(BaseControlMessage, frozen=True, kw_only=True, tag="progressed"
 # -- subscribing ------------------------------------------------------------------------------------------------------
 
 
+RetainHandling: TypeAlias = Literal["always", "if new", "never"]
+"""`if new`: unless the session has the subscription already."""
+
+
 class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """Deliver what matches one of the filters, each message once."""
 
@@ -156,6 +164,10 @@ class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """Instead of start: the first message received at or after this time."""
     epochs: Epochs = []
     """With an offset as start: the newest epochs of the log that it was read in, as far as the client knows them."""
+    retain_handling: RetainHandling | None = None
+    """When retained messages are sent first. None: to a new subscription that starts at latest."""
+    no_local: bool = False
+    """Do not deliver messages that this client has published."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
     group: Name | None = None

@@ -24,7 +24,11 @@ RESERVED: Final = "$"
 GROUP_PREFIX: Final = "$share/"
 """`$share/NAME/FILTER` is the filter FILTER, as a member of the consumer group NAME."""
 
+REPLIES: Final = "$reply"
+"""The first level of inboxes: the topics to which replies to requests are sent."""
+
 _WILD: Final = re.compile(r"[+*#]")
+_INBOX: Final = re.compile(r"\$reply/[0-9a-f]{32}")
 
 
 def split(text: str) -> list[str]:
@@ -38,6 +42,11 @@ def split_group(text: str) -> tuple[str | None, str]:
         return None, text
     name, _, rest = text[len(GROUP_PREFIX) :].partition("/")
     return name, rest
+
+
+def is_inbox(text: str) -> bool:
+    """Return whether a topic or filter is an inbox: `$reply/` and 32 hexadecimal digits that a client chose."""
+    return _INBOX.fullmatch(text) is not None
 
 
 def is_pattern(text: str) -> bool:

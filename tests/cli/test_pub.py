@@ -232,8 +232,8 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["a", "x", "--reply-to", "a/#"], "wildcards are for subscriptions"),
         (["a", "x", "--content-type", "a\nb"], "control character"),
         (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
-        (["a", "x", "--broker", "host:port"], "is no port"),
-        (["a", "x", "--broker", "no such host"], "host no such host"),
+        (["a", "x", "--broker", "host:port"], "is not a port"),
+        (["a", "x", "--broker", "no such host"], "'no such host' is not the address of a broker; write host:port"),
         (["a", "x", "--name", "n" * 257], "name"),
         (["a", "x", "--secret-file", "/nowhere"], "a secret proves a name"),
         (["a", "x", "--name", "n", "--secret-file", "/nowhere"], "cannot read the secret file /nowhere"),
@@ -241,6 +241,13 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
     assert text in error_of("pub", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [("a", "--retian"), ("--retian", "a"), ("a", "x", "--retian"), ("a", "-z")])
+@pytest.mark.parametrize("command", [("pub",), ("job", "submit")])
+def test_an_unknown_option_is_not_an_argument(command: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    (option,) = (one for one in arguments if one.startswith("-"))
+    assert error_of(*command, *arguments) == f"unknown option {option}; if it is a payload, put -- before it"
 
 
 def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:

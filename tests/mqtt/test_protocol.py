@@ -516,20 +516,6 @@ def test_figures_under_the_names_of_other_brokers() -> None:
     assert all(one.retain for one in device.messages)
 
 
-def test_incomplete_packets_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.mqtt.connection.MAX_UNFINISHED_BYTES", 25_000)
-    world = MqttWorld()
-    devices = [world.device(name) for name in "abc"]
-    part = b"\x30\xa0\x8d\x06" + b"x" * 10_000  # of 100,000 bytes
-    for device in devices:
-        device.send(part)
-    assert [device.is_closed for device in devices] == [False, False, True]
-    world.run()
-    assert world.mqtt.held_bytes == 2 * len(part)
-    devices[0].vanish()
-    assert world.mqtt.held_bytes == len(part)
-
-
 def test_a_restarted_broker_resumes_sessions() -> None:
     world = MqttWorld()
     device = world.device("d", clean=False)

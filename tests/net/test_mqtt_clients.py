@@ -2,7 +2,7 @@
 
 Only paho-mqtt is among the requirements of the tests. Others are used where they are installed: aiomqtt, gmqtt and
 ohmqtt as Python packages, mosquitto_pub and mosquitto_sub in PATH, MQTT.js where node finds the module `mqtt`
-(NODE_PATH), and Mosquitto itself as a bridge.
+(NODE_PATH), and Mosquitto itself as a bridge. Remove the folder `tests` that gmqtt 0.8 puts into site-packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from tests.net.running import run
-from tests.net.test_mqtt import PahoClient, free_port, start_broker
+from tests.net.test_mqtt import PahoClient, free_port, guide_block, guide_broker, port_of, start_broker
 
 WAIT_S = 30.0
 EXPIRY_S = 3600
@@ -383,6 +383,24 @@ def test_a_client_of_the_matrix(name: str, version: int, tmp_path: Path) -> None
             await process.wait()
 
     run(test, deadline_s=120)
+
+
+def test_the_dashboard_of_the_guide() -> None:
+    if not has_mqtt_js():
+        pytest.skip("MQTT.js is not installed")
+
+    async def test() -> None:
+        async with guide_broker() as service:
+            device = guide_block("python", 1).replace("1883", str(port_of(service)))
+            await asyncio.to_thread(exec, device, {})
+            program = guide_block("javascript", 0).replace("1883", str(port_of(service)))
+            done = await asyncio.to_thread(
+                subprocess.run, ["node", "-e", program], check=True, capture_output=True, timeout=WAIT_S
+            )
+            assert done.stdout == b"home/kitchen/status online\n"
+            assert service.server.broker.figures()["log/next_offset"] == 6
+
+    run(test)
 
 
 BRIDGE = """

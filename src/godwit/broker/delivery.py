@@ -184,7 +184,10 @@ class Delivery:
         peer = subscription.peer
         if peer is None or not requests:
             return
-        subscription.retained_pending[:0] = reversed(requests)
+        texts = {request.filter for request in requests}
+        # A request that has not begun is replaced by the next one for its filter: their number remains bounded.
+        waiting = [one for one in subscription.retained_pending if one.after or one.filter not in texts]
+        subscription.retained_pending = [*reversed(requests), *waiting]
         if subscription.is_live:
             subscription.position = self.next_offset
             self._fall_behind(subscription, peer)

@@ -74,10 +74,10 @@ class BrokerSubscription:
     """The state of one subscription. Delivery changes it."""
 
     __slots__ = (
+        "_filters",
         "acknowledged_below",
         "counted_from",
         "cursor",
-        "filters",
         "gaps",
         "holes_below",
         "is_abandoned", "is_full", "is_inbox", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
@@ -105,8 +105,7 @@ class BrokerSubscription:
         self.serial = serial
         """Subscriptions are served in the order in which they were created."""
         self.session = session
-        self.filters = filters
-        """Sorted, without duplicates."""
+        self._filters: tuple[str, ...] | None = filters
         self.is_inbox = len(filters) == 1 and is_inbox(filters[0])
         """Whether it is for replies to this connection's requests: it ends with the connection, and is not stored."""
         self.no_local = False
@@ -158,6 +157,17 @@ class BrokerSubscription:
         """Up to here retention had deleted messages when the client asked for whatever exists: these are no loss."""
         self.is_stored = False
         """Whether the store has it, so that it outlives a restart."""
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Sorted, without duplicates."""
+        if self._filters is None:
+            self._filters = self._sorted_filters()
+        return self._filters
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        """Return the filters when they have changed: only those of a FilterTable do."""
+        raise NotImplementedError
 
     @property
     def key(self) -> tuple[tuple[str, ...], str | None]:
@@ -323,7 +333,10 @@ class FilterTable(BrokerSubscription):
 
     def _changed(self) -> None:
         self.version += 1
-        self.filters = tuple(sorted([text for text, one in self.table.items() if one.until is None]))
+        self._filters = None  # a client may add thousands at once: they are sorted when they are needed
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        return tuple(sorted([text for text, one in self.table.items() if one.until is None]))
 
     def passed(self, offset: int) -> list[str]:
         """Return the removed filters that are not needed any more when the position is at this offset."""

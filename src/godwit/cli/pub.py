@@ -30,7 +30,8 @@ from godwit.cli.connection import (
     connected,
     run,
 )
-from godwit.cli.streams import PayloadLimit, read_payload
+from godwit.cli.main import IS_LITERAL, PayloadCommand
+from godwit.cli.streams import PayloadLimit, print_error_line, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
@@ -62,12 +63,14 @@ def register(root: typer.Typer) -> None:
     """Add `godwit pub`."""
     root.command(
         "pub",
+        cls=PayloadCommand,
         epilog="Example: godwit pub home/kitchen/temperature 21.5 --retain",
         context_settings={"ignore_unknown_options": True},  # so that -5.5 is a message
     )(pub)
 
 
 def pub(
+    context: typer.Context,
     topic: Annotated[str, typer.Argument(help="Topic to publish to; its levels are separated by /.")],
     message: Annotated[
         str | None,
@@ -169,7 +172,8 @@ def pub(
     elif lines:
         run(_publish_lines(target, plan))
     else:
-        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=not stdin and "--" in sys.argv)
+        is_literal = not stdin and context.meta[IS_LITERAL]
+        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=is_literal)
         if repeat == 1:
             run(_publish(target, plan, payload), is_brief=True)
         else:
@@ -280,12 +284,12 @@ async def _with_publisher(
         raise GodwitError(f"{error} ({messages_done(publisher.confirmed_sequence, noun)} {done})") from error
     except asyncio.CancelledError:
         if publisher is not None and not plan.quiet:
-            typer.echo(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}", err=True)
+            print_error_line(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}")
         raise
     sent = publisher.next_sequence
     if not plan.quiet and sent:
         last = "" if plan.qos == 0 else f"; the last one {reached_text(publisher.reached)}"
-        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
+        print_error_line(f"{count(sent, 'message')} {done}{last}")
     return sent
 
 

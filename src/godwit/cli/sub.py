@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from godwit.net.subscription import AsyncSubscription
 
 
+MAX_SIZE: Final = "1GiB"
+MAX_TOTAL: Final = "10GiB"
 MAX_SIZE_DIGITS: Final = 18
 END_POLL_S: Final = 0.1
 """Pause before the broker is asked again whether the end of the log is reached."""
@@ -205,7 +207,7 @@ def sub(
     ] = None,
     max_size: Annotated[
         str, typer.Option("--max-size", metavar="SIZE", help="With --save: size of the largest file to accept.")
-    ] = "1GiB",
+    ] = MAX_SIZE,
     max_total: Annotated[
         str,
         typer.Option(
@@ -213,7 +215,7 @@ def sub(
             metavar="SIZE",
             help="With --save: end when the received files in the folder exceed this size.",
         ),
-    ] = "10GiB",
+    ] = MAX_TOTAL,
     will_topic: WillTopicOption = None,
     will_payload: WillPayloadOption = None,
     will_qos: WillQosOption = "1",
@@ -287,6 +289,9 @@ def sub(
         limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
         run(_save(target, plan, save, limits, as_json))
     else:
+        for option, value, default in (("--max-size", max_size, MAX_SIZE), ("--max-total", max_total, MAX_TOTAL)):
+            if value != default:
+                raise UsageError(f"{option} limits received files: add --save, or leave it out")
         style: Style = "json" if as_json else "payload" if payload_only else "raw" if raw else "text"
         run(_print(target, plan, MessageFormatter(style, form)))
 

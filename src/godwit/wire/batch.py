@@ -182,7 +182,10 @@ def make_entry(
 ) -> Entry:
     """Return an entry with these messages, at least one. `published_us`: by the publisher's clock, by default
     `now_us`."""
-    shape, rest = pack_rest(payloads, extension=extension)
+    if len(payloads) == 1 and extension is None:
+        shape, rest = LONE, payloads[0]
+    else:
+        shape, rest = pack_rest(payloads, extension=extension)
     return Entry(
         topic=topic,
         publisher=publisher,
@@ -336,9 +339,26 @@ def decode_entry(entry: Entry) -> Batch:
     return decode_batch(encode_head(entry.flags, entry.published_us, entry.sequence, None) + entry.rest)[0]
 
 
+def lone_payload(entry: Entry) -> bytes | None:
+    """Return the message of an entry that has one and no extension, else None."""
+    return entry.rest if entry.flags & SHAPE == LONE else None
+
+
 def payloads_of(entry: Entry) -> list[bytes]:
     """Return the messages of an entry. Raises DecodeError if its rest is malformed."""
-    return [entry.rest] if entry.flags & SHAPE == LONE else decode_entry(entry).payloads
+    shape = entry.flags & SHAPE
+    if shape == LONE:
+        return [entry.rest]
+    if shape:
+        return decode_entry(entry).payloads
+    rest, count = entry.rest, entry.count
+    begin = _U32.size * (count + 1)
+    if len(rest) < begin:
+        raise DecodeError("batch", "cut short")
+    stops = list(accumulate(struct.unpack_from(f">{count}I", rest, _U32.size), initial=begin))
+    if stops[-1] > len(rest):
+        raise DecodeError("batch", "bodies are cut short")
+    return [rest[start:stop] for start, stop in pairwise(stops)]
 
 
 def split_bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Iterable[bytes], int]:

@@ -16,7 +16,8 @@ from struct import pack
 from typing import Any, Final
 
 from godwit.mqtt.connection import MqttConnection, MqttSettings
-from godwit.mqtt.packets import V3_1_1, V5, PacketType, Property, encode_packet_properties, encode_text, encode_varint
+from godwit.mqtt.encoding import encode_packet_properties, encode_text, encode_varint
+from godwit.mqtt.packets import V3_1_1, V5, PacketType, Property
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.server.log import Log
 from godwit.server.server import Server

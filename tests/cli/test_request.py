@@ -43,7 +43,9 @@ def test_the_environment_describes_the_request(address: str) -> None:
 
 
 def test_no_responder(address: str) -> None:
-    assert "no client is subscribed to 'cli/unknown' now" in error_of("request", "cli/unknown", "x", "--broker", address)
+    assert "no client is subscribed to 'cli/unknown' now" in error_of(
+        "request", "cli/unknown", "x", "--broker", address
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from tests.mqtt import client_packets as packets
 from tests.net.running import LOOPS, Notices, run
 
@@ -730,5 +732,73 @@ def test_settings_of_the_listener_reach_the_client() -> None:
             assert body.endswith(b"\x21\x00\x07")
             assert b"\x22" not in body[:4]
             writer.close()
+
+    run(test)
+
+
+def publish_properties() -> Any:
+    return Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+
+
+def test_requests_and_replies_between_native_and_mqtt_clients() -> None:
+    """Either side can be the requester or the responder, with response topic and correlation data."""
+
+    def answer(client: paho.Client, _: Any, message: paho.MQTTMessage) -> None:
+        given: Any = message.properties
+        properties: Any = publish_properties()
+        properties.CorrelationData = given.CorrelationData
+        properties.UserProperty = [("from", "mqtt")]
+        client.publish(given.ResponseTopic, bytes(message.payload).upper(), 1, properties=properties)
+
+    async def test() -> None:
+        async with broker() as service, connect(service.urls[0], name="native") as native:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", paho.MQTTv5)
+            device.client.message_callback_add("mqtt/upper", answer)
+            await asyncio.to_thread(device.subscribe, "mqtt/upper", 1)
+            reply = await native.request("mqtt/upper", b"hello", headers={"a": "b"}, timeout_s=WAIT_S)
+            assert (reply.payload, dict(reply.headers), reply.publisher) == (b"HELLO", {"from": "mqtt"}, "device")
+
+            responder = native.replies("native/echo")(lambda request: request.payload * 2)
+            await responder.ready()
+            await asyncio.to_thread(device.subscribe, "answers/device", 1)
+            properties = publish_properties()
+            properties.ResponseTopic, properties.CorrelationData = "answers/device", b"42"
+            device.client.publish("native/echo", b"ab", 1, properties=properties)
+            assert await asyncio.to_thread(device.wait, 1) == [("answers/device", b"abab")]
+            given: Any = device.messages[0].properties
+            assert given.CorrelationData == b"42"
+
+            inbox = "$reply/" + "ab" * 16  # an MQTT client may have an inbox, too
+            await asyncio.to_thread(device.subscribe, inbox, 1)
+            properties.ResponseTopic = inbox
+            device.client.publish("native/echo", b"cd", 1, properties=properties)
+            assert (await asyncio.to_thread(device.wait, 2))[1] == (inbox, b"cdcd")
+            await asyncio.to_thread(device.close)
+
+    run(test)
+
+
+def test_headers_and_expiry_cross_the_protocols() -> None:
+    async def test() -> None:
+        async with broker() as service, connect(service.urls[0], name="native") as native:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", paho.MQTTv5)
+            await asyncio.to_thread(device.subscribe, "down/#", 1)
+            await native.publish("down/a", {"v": 1}, headers=[("a", "1"), ("a", "2")], expires_s=60)
+            await asyncio.to_thread(device.wait, 1)
+            given: Any = device.messages[0].properties
+            assert given.UserProperty == [("a", "1"), ("a", "2")]
+            assert (given.ContentType, 1 <= given.MessageExpiryInterval <= 60) == ("application/json", True)
+            async with native.subscribe("up/#") as messages:
+                properties = publish_properties()
+                properties.UserProperty, properties.MessageExpiryInterval = [("x", "y")], 30
+                device.client.publish("up/a", b"up", 1, properties=properties)
+                message = await anext(messages)
+            assert (dict(message.headers), message.expires is not None) == ({"x": "y"}, True)
+            await native.publish("late", b"gone", retain=True, expires_s=0.05)
+            await asyncio.sleep(0.1)
+            await native.publish("late/end", b"end", retain=True)
+            await asyncio.to_thread(device.subscribe, "late/#", 1)
+            assert (await asyncio.to_thread(device.wait, 2))[1:] == [("late/end", b"end")]
+            await asyncio.to_thread(device.close)
 
     run(test)

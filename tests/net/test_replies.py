@@ -289,3 +289,50 @@ def test_the_blocking_client() -> None:
                 client.request("upper", "x", timeout_s=20)
 
     run(test)
+
+
+# -- options of subscriptions, and wills ------------------------------------------------------------------------------
+
+
+def test_retained_messages_and_own_messages_are_left_out() -> None:
+    async def test() -> None:
+        async with broker_and_client() as (broker, client), connect(broker.urls[0], name="other") as other:
+            await client.publish("a", b"kept", retain=True)
+            async with other.subscribe("a", retained="never", no_local=True) as messages:
+                await other.publish("a", b"own")
+                await client.publish("a", b"new")
+                assert (await anext(messages)).payload == b"new"
+            await client.publish("end", b"")
+            async with other.subscribe("a", start=1, retained="always") as messages:
+                assert [(await anext(messages)).payload for _ in range(3)] == [b"kept", b"own", b"new"]
+            with pytest.raises(UsageError, match="choose 'always'"):
+                async with other.subscribe("b", retained="sometimes"):  # type: ignore[arg-type]
+                    pass
+
+    run(test)
+
+
+def test_a_will_with_headers() -> None:
+    async def test() -> None:
+        async with broker_and_client() as (broker, client), client.subscribe("state") as messages:
+            will = godwit.make_will("state", {"on": False}, headers={"site": "7"}, delay_s=1)
+            async with connect(broker.urls[0], name="lost", will=will) as lost:
+                lost._runtime.driver.close()  # without a goodbye
+                for peer in list(broker.server.broker._peers):
+                    if peer.session is not None and peer.session.name == "lost":
+                        peer.close(godwit.Code.PROTOCOL, "test")
+                message = await anext(messages)
+            assert (message.json(), message.content_type, dict(message.headers)) == (
+                {"on": False}, "application/json", {"site": "7"},
+            )  # fmt: skip
+
+    run(test)
+
+
+def test_bad_wills() -> None:
+    with pytest.raises(UsageError, match="delay"):
+        godwit.make_will("a", b"", delay_s=-1)
+    with pytest.raises(UsageError, match="the last will is invalid"):
+        connect("localhost", will=godwit.Will(topic="a", payload=b"", extension=b"\xff"))
+    with pytest.raises(UsageError, match="convert both"):
+        godwit.make_will("a", b"", headers={"a": 1})  # type: ignore[arg-type]

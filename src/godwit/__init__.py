@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from godwit.client.batches import Payload
     from godwit.client.jobs import TaskView
     from godwit.client.message import Bookmark, Message
+    from godwit.client.properties import Headers, HeadersLike, MessageOptions
     from godwit.client.protocol import ClientState
     from godwit.client.subscription import Start
     from godwit.errors import (
@@ -48,30 +49,38 @@ if TYPE_CHECKING:
         JobError,
         JobFailedError,
         KickedError,
+        MessageExpiredError,
         NameInUseError,
+        NoReplyError,
+        NoResponderError,
         PayloadError,
         RecordTooLargeError,
         ReplyTimeoutError,
+        RequestError,
+        RequestFailedError,
         SocketError,
         TakenOverError,
         TopicError,
         UsageError,
     )
     from godwit.net.address import Brokers
-    from godwit.net.client import AsyncClient, Connecting, connect
+    from godwit.net.arguments import make_will
+    from godwit.net.client import AsyncClient, connect
+    from godwit.net.connecting import Connecting
     from godwit.net.file_inbox import ReceivedFile
     from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile
     from godwit.net.job_options import JobLike, JobOptions
     from godwit.net.jobs import AsyncJob, TaskResult, Update
     from godwit.net.loop import run
     from godwit.net.publisher import AsyncPublisher, BufferFull
+    from godwit.net.replies import AsyncResponder, ReplyHandler, RequestOptions
     from godwit.net.runtime import OnState
     from godwit.net.subscription import AsyncSubscription, OnGap, Since
     from godwit.net.tasks import Task, TaskFailed
     from godwit.net.worker import TaskHandler, Worker
     from godwit.transport.config import EndpointConfig
     from godwit.transport.connection_state import Statistics
-    from godwit.wire.control import ClientInfo, TopicInfo, Will
+    from godwit.wire.control import ClientInfo, GroupInfo, RetainHandling, TopicInfo, Will
     from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
     __version__: str
@@ -82,6 +91,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncPublisher",
+    "AsyncResponder",
     "AsyncSubscription",
     "BadFilterError",
     "BadKindError",
@@ -101,6 +111,9 @@ __all__ = [
     "FileTransferError",
     "ForkedError",
     "GodwitError",
+    "GroupInfo",
+    "Headers",
+    "HeadersLike",
     "JobCancelledError",
     "JobError",
     "JobFailedError",
@@ -110,7 +123,11 @@ __all__ = [
     "JobState",
     "KickedError",
     "Message",
+    "MessageExpiredError",
+    "MessageOptions",
     "NameInUseError",
+    "NoReplyError",
+    "NoResponderError",
     "OnFileProgress",
     "OnGap",
     "OnProgress",
@@ -119,7 +136,12 @@ __all__ = [
     "PayloadError",
     "ReceivedFile",
     "RecordTooLargeError",
+    "ReplyHandler",
     "ReplyTimeoutError",
+    "RequestError",
+    "RequestFailedError",
+    "RequestOptions",
+    "RetainHandling",
     "SentFile",
     "Since",
     "SocketError",
@@ -140,6 +162,7 @@ __all__ = [
     "Worker",
     "__version__",
     "connect",
+    "make_will",
     "run",
     "spark",
     "sync",
@@ -151,23 +174,27 @@ _NAMES_BY_MODULE = {
     "client.batches": "Payload",
     "client.jobs": "TaskView",
     "client.message": "Bookmark Message",
+    "client.properties": "Headers HeadersLike MessageOptions",
     "client.protocol": "ClientState",
     "client.subscription": "Start",
     "net.address": "Brokers",
-    "net.client": "AsyncClient Connecting connect",
+    "net.arguments": "make_will",
+    "net.client": "AsyncClient connect",
+    "net.connecting": "Connecting",
     "net.file_inbox": "ReceivedFile",
     "net.files": "FileReceiver OnFileProgress OnProgress SentFile",
     "net.job_options": "JobLike JobOptions",
     "net.jobs": "AsyncJob TaskResult Update",
     "net.loop": "run",
     "net.publisher": "AsyncPublisher BufferFull",
+    "net.replies": "AsyncResponder ReplyHandler RequestOptions",
     "net.runtime": "OnState",
     "net.subscription": "AsyncSubscription OnGap Since",
     "net.tasks": "Task TaskFailed",
     "net.worker": "TaskHandler Worker",
     "transport.config": "EndpointConfig",
     "transport.connection_state": "Statistics",
-    "wire.control": "ClientInfo TopicInfo Will",
+    "wire.control": "ClientInfo GroupInfo RetainHandling TopicInfo Will",
     "wire.jobs": "JobInfo JobState TaskInfo",
 }
 """The modules of the public names. The other names are errors."""

@@ -23,6 +23,11 @@
      +-- JobFailedError          a job has ended without all its results; `results` and `errors` have the rest
      |    +-- JobCancelledError       a job was cancelled
      +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
+     +-- MessageExpiredError     a message expired in this client's queue, before the broker confirmed it
+     +-- RequestError            a request to another client has no result
+     |    +-- NoResponderError        no client is subscribed to its topic
+     |    +-- NoReplyError            no reply came in time; also a TimeoutError
+     |    +-- RequestFailedError      the responder reports a failure; `reply` is its message
      +-- BrokerUnreachableError  no broker answered in time
      |    +-- ReplyTimeoutError       a call with `timeout_s` was not confirmed or answered in time; also a TimeoutError
      +-- PayloadError            a received payload is not the text or the JSON that was asked for; also a ValueError
@@ -309,6 +314,42 @@ class TaskFailedError(GodwitError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), final=self.final), (self.text,)
+
+
+class MessageExpiredError(GodwitError):
+    """A message expired before the broker confirmed it. It was dropped from the queue of this client."""
+
+
+class RequestError(GodwitError):
+    """A request to another client has no result."""
+
+
+class NoResponderError(RequestError):
+    """No client is subscribed to the topic of a request."""
+
+
+class NoReplyError(RequestError, TimeoutError):
+    """No reply to a request arrived in time, although a client was subscribed to its topic."""
+
+
+class RequestFailedError(RequestError):
+    """The handler of the responder failed. The text has its reason."""
+
+    reply: Any
+    """The reply that reports the failure, a `Message`."""
+
+    def __init__(self, text: str, reply: Any = None) -> None:
+        """Make the error.
+
+        Args:
+            text: The reason.
+            reply: The reply that reports the failure.
+        """
+        super().__init__(text)
+        self.reply = reply
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.reply)
 
 
 class BrokerUnreachableError(GodwitError):

@@ -185,6 +185,20 @@ MAX_SESSIONS_PER_HOST: Final = MAX_SESSIONS // 2
 SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600
+MAX_GROUPS: Final = 10_000
+"""Consumer groups, with and without members."""
+GROUP_ACK_S: Final = 30.0
+"""A member that acknowledges nothing for this time loses its messages to others that are idle."""
+GROUP_EXPIRY_S: Final = MAX_SESSION_EXPIRY_S
+"""How long a group of native clients is kept after its last member has left, unless they ask for less."""
+GROUP_MEMBER_WINDOW: Final = 4096
+"""Messages in flight at one member of a group, at most."""
+GROUP_IN_FLIGHT: Final = 65_536
+"""Messages in flight at all members of a group."""
+GROUP_QUEUE_BYTES: Final = 256 * KIB
+"""Messages of a group that were read and wait for a member; a longer batch may be alone."""
+GROUP_STORED_RANGES: Final = 1000
+"""Ranges of offsets that are stored with the position of a group."""
 PUBLISHER_EXPIRY_S: Final = 7 * 24 * 3600
 """The time without a message after which the sequence of a QoS 2 publisher is forgotten."""
 MAX_PUBLISHERS_REMEMBERED: Final = 200_000

@@ -15,9 +15,18 @@ from godwit.net.blocking import BlockingClient, connect
 from godwit.net.files import BlockingFiles
 from godwit.net.jobs import BlockingJob
 from godwit.net.publisher import BlockingPublisher
+from godwit.net.replies import BlockingResponder
 from godwit.net.subscription import BlockingSubscription
 
-__all__ = ["BlockingClient", "BlockingFiles", "BlockingJob", "BlockingPublisher", "BlockingSubscription", "connect"]
+__all__ = [
+    "BlockingClient",
+    "BlockingFiles",
+    "BlockingJob",
+    "BlockingPublisher",
+    "BlockingResponder",
+    "BlockingSubscription",
+    "connect",
+]
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ from godwit.wire.batch import (
     encode_batch,
     encode_head,
 )
+from godwit.wire.extension import Properties, decode_properties, encode_properties, expiry_of
 
 LOG_ID = bytes(range(16))
 NOW_US = 1_700_000_000_000_000
@@ -74,8 +75,21 @@ def rows_of(entries: Sequence[tuple[int, Entry]], *, with_extensions: bool = Fal
                 payload,
             )
             row = dict(zip(COLUMNS, values, strict=True))
-            rows.append(row | {"extension": batch.extension} if with_extensions else row)
+            rows.append(row | _extension_columns(entry, batch.extension) if with_extensions else row)
     return rows
+
+
+def _extension_columns(entry: Entry, extension: bytes | None) -> dict[str, Any]:
+    found = decode_properties(extension)
+    expires_us = expiry_of(entry)
+    return {
+        "extension": extension,
+        "headers": list(dict(found.headers).items()) or None,
+        "content_type": found.content_type,
+        "reply_to": found.reply_topic,
+        "correlation": found.correlation,
+        "expires": None if expires_us is None else _time(expires_us),
+    }
 
 
 def listed(*batches: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -89,6 +103,15 @@ def _time(time_us: int) -> datetime:
 # -- random ones ------------------------------------------------------------------------------------------------------
 
 TOPICS = ["a", "a/b", "a/b/c", "d", "$jobs/x", "größe/λ"]
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5)
+properties = st.builds(
+    Properties,
+    headers=st.lists(st.tuples(st.sampled_from(["a", "b"]) | texts, texts), max_size=3).map(tuple),
+    content_type=st.none() | texts,
+    reply_topic=st.none() | texts,
+    correlation=st.none() | st.binary(max_size=5),
+    lifetime_us=st.none() | st.integers(0, 10**12),
+)
 times = st.one_of(st.integers(0, 2**51), st.integers(0, 2**64 - 1))
 
 
@@ -107,7 +130,7 @@ def entries(draw: st.DrawFn) -> Entry:
         qos=draw(st.sampled_from([0, 1, 2])),
         retain=draw(st.booleans()),
         deltas_us=draw(st.none() | deltas),
-        extension=draw(st.none() | st.binary(max_size=5)),
+        extension=draw(st.none() | st.binary(max_size=5) | properties.map(encode_properties)),
     )
 
 

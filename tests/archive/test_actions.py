@@ -15,6 +15,7 @@ from tests.archive.running import Appender, log_in
 from godwit.archive import actions
 from godwit.archive.actions import Actions, CommitError
 from godwit.archive.call_limits import BusyError
+from godwit.archive.columns import ALL_COLUMNS
 from godwit.archive.range_reader import ReaderPool
 from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.staged_rows import staged_entries
@@ -74,6 +75,7 @@ def test_info(stand: Stand) -> None:
         "next_offset": 2,
         "marks": {},
         "epochs": [[logs.LOG_ID[:8].hex(), 0]],
+        "columns": list(ALL_COLUMNS),
     }
 
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.cli.real import broker, godwit, subscribed
+from tests.cli.real import (
+    PATIENCE_S,
+    address_of,
+    broker,
+    error_of,
+    godwit,
+    needs_posix,
+    running,
+    subscribed,
+)
 
+from godwit import sync as godwit_sync
 from godwit.errors import GodwitError
 from godwit_bench import broker as broker_bench
 from godwit_bench.report import Report
@@ -53,8 +64,45 @@ def test_latency(address: str) -> None:
     assert 0 < found["latency_p50_ms"] <= found["latency_p99_ms"] <= found["latency_max_ms"]
 
 
-def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_bench, "CONNECT_TIMEOUT_S", 0.3)
-    load = broker_bench.BrokerLoad(broker="127.0.0.1:9", messages=1)
+@pytest.mark.parametrize("command", ["pub", "latency"])
+def test_a_retransmission_scheme(address: str, command: str) -> None:
+    assert measured(command, "-n", "20", "--arq", "stop-and-wait", "--broker", address)
+
+
+@pytest.mark.parametrize("command", ["pub", "sub", "latency"])
+def test_bad_input_is_one_line(address: str, command: str) -> None:
+    assert "unknown retransmission scheme 'hope'" in error_of("bench", command, "--arq", "hope", "--broker", address)
+    assert "a/#" in error_of("bench", command, "--topic", "a/#/b", "--broker", address)
+
+
+def test_no_broker() -> None:
+    load = broker_bench.BrokerLoad(broker="127.0.0.1:9", messages=1, timeout_s=0.3)
     with pytest.raises(GodwitError, match="no broker answered"):
         broker_bench.publish(load, lambda text: None)
+
+
+@pytest.mark.parametrize("command", ["pub", "sub", "latency"])
+def test_a_refusal_is_one_line(tmp_path: Path, command: str) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text('[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\ntopics = ["a"]\n')
+    with broker("--config", str(config)) as address:
+        assert "may not" in error_of("bench", command, "--broker", address)
+
+
+@needs_posix
+@pytest.mark.parametrize("command", ["pub", "sub", "latency"])
+def test_a_killed_broker_ends_it(command: str) -> None:
+    options = ("-n", "100000000", "--topic", "a/b", "--timeout", "1")
+    with running("broker", "--listen", "127.0.0.1:0", "--memory") as serving:
+        address = address_of(serving)
+        with running("bench", command, *options, "--broker", address) as bench:
+            if command == "pub":
+                with godwit_sync.connect(address, timeout_s=PATIENCE_S) as client, client.subscribe("a/b") as messages:
+                    messages.get(timeout_s=PATIENCE_S)
+                    serving.process.kill()
+            else:
+                subscribed(address, "a/b")
+                serving.process.kill()
+            assert bench.wait() == 1
+            assert "and did not come back within 1 s: check that it runs" in bench.err.line()
+            assert bench.err.rest() == []

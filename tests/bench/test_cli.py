@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from godwit.cli.main import build_app
 from godwit.errors import GodwitError
-from godwit_bench import anomalies, archive, forward, jobs, log, nab, spark
+from godwit_bench import anomalies, archive, forward, jobs, log, mqtt, nab, spark
 from godwit_bench.report import Report, Result
 
 
@@ -49,7 +49,7 @@ def test_forward_without_a_peer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert "sudo apt-get install" in str(result.exception)
 
 
-@pytest.mark.parametrize("bench", [log, archive, jobs, spark])
+@pytest.mark.parametrize("bench", [log, archive, jobs, mqtt, spark])
 def test_a_benchmark_of_the_disk_gets_its_folder(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 

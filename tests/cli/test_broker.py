@@ -160,7 +160,7 @@ def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
     assert "is not UTF-8" in error_of("broker", "--config", str(path))
     assert "cannot read the configuration" in error_of("broker", "--config", str(tmp_path / "nowhere"))
     assert "another socket has this port" in error_of("broker", "--listen", address)
-    assert "is no port" in error_of("broker", "--listen", "127.0.0.1:port")
+    assert "is not a port" in error_of("broker", "--listen", "127.0.0.1:port")
     assert "unknown log format xml" in error_of("broker", "--log-format", "xml")
     assert "--memory and --data exclude" in error_of("broker", "--memory", "--data", str(tmp_path))
     assert "--memory has no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")

@@ -40,6 +40,27 @@ def test_the_first_context_is_selected_and_sets_the_broker(address: str, nowhere
     assert "no broker answered" in error_of("ping", "--broker", nowhere, "--timeout", "0.3", XDG_CONFIG_HOME=home)
 
 
+def test_a_context_names_the_archive_of_its_broker(nowhere: str, home: str, tmp_path: Path) -> None:
+    godwit("context", "add", "gone", "--broker", nowhere, XDG_CONFIG_HOME=home)
+    host, _, port = nowhere.rpartition(":")
+    result = godwit("pipeline", "run", "--once", "--lake", str(tmp_path / "lake"), XDG_CONFIG_HOME=home)
+    assert f"{host}:{int(port) + 1}" in result.stderr.decode()
+    assert result.returncode == 1
+
+
+def test_a_selected_context_does_not_replace_the_comparison_of_latencies(
+    address: str, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr("godwit_bench.latency.run", lambda **_: measured.append("comparison"))
+    monkeypatch.setattr("godwit_bench.broker.latency", lambda load, **_: measured.append(load.broker))
+    monkeypatch.setattr("godwit_tools.bench.print_report", lambda report, as_json: None)
+    godwit("context", "add", "lab", "--broker", address, XDG_CONFIG_HOME=home)
+    assert godwit("bench", "latency", XDG_CONFIG_HOME=home).returncode == 0
+    assert godwit("--context", "lab", "bench", "latency", XDG_CONFIG_HOME=home).returncode == 0
+    assert measured == ["comparison", address]
+
+
 def test_list_select_and_remove(home: str) -> None:
     for name in ("one", "two"):
         godwit("context", "add", name, "--broker", f"{name}.example:50000", "--name", "me", XDG_CONFIG_HOME=home)

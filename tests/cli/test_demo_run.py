@@ -24,6 +24,7 @@ from godwit.cli.demo_run import (
     PipelineReport,
     missing_requirement,
     run_pipeline,
+    stop_children,
 )
 from godwit.errors import GodwitError
 from godwit.net import loop
@@ -178,8 +179,8 @@ def test_words_go_both_ways_and_it_ends_with_the_pipe() -> None:
         child.send("hello")
         assert heard(child) == ["hello"]
     finally:
-        child.stop()
-        child.stop()
+        stop_children([child])
+        stop_children([child])
     assert child.process.exitcode == 0
 
 
@@ -195,7 +196,7 @@ def test_a_process_that_cannot_go_on(order: str, error: str) -> None:
         with pytest.raises(GodwitError, match=error):
             heard(child)
     finally:
-        child.stop()
+        stop_children([child])
 
 
 def test_a_child_that_has_ended_receives_nothing() -> None:
@@ -207,7 +208,29 @@ def test_a_child_that_has_ended_receives_nothing() -> None:
         with pytest.raises(GodwitError, match="ended unexpectedly"):
             send_often(child)
     finally:
-        child.stop()
+        stop_children([child])
+
+
+class FakeChild:
+    """Records its calls in a list that several share."""
+
+    def __init__(self, name: str, calls: list[tuple[str, str, float]]) -> None:
+        self._name, self._calls = name, calls
+
+    def release(self) -> None:
+        self._calls.append(("release", self._name, 0.0))
+
+    def end(self, deadline: float) -> None:
+        self._calls.append(("end", self._name, deadline))
+
+
+def test_all_children_are_released_before_the_demo_waits_for_one() -> None:
+    calls: list[tuple[str, str, float]] = []
+    stop_children([FakeChild("broker", calls), FakeChild("rooms", calls)])  # type: ignore[list-item]
+    assert [call[:2] for call in calls] == [
+        ("release", "broker"), ("release", "rooms"), ("end", "rooms"), ("end", "broker"),
+    ]  # fmt: skip
+    assert calls[2][2] == calls[3][2], "one deadline for all of them"
 
 
 def test_a_silent_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +241,7 @@ def test_a_silent_child(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(GodwitError, match=r"the mute was not ready within 0\.1 s"):
             asyncio.run(child.wait_ready())
     finally:
-        child.stop()
+        stop_children([child])
     assert not child.process.is_alive()
 
 

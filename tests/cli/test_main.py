@@ -18,7 +18,16 @@ from tests.cli.real import environment, needs_posix
 from typer.testing import CliRunner
 
 import godwit
-from godwit.cli.main import COMMANDS, DEVELOPMENT_COMMANDS, ENTRY_POINTS, build_app, load_command, load_own_command, run
+from godwit.cli.main import (
+    CLIENT_COMMANDS,
+    COMMANDS,
+    DEVELOPMENT_COMMANDS,
+    ENTRY_POINTS,
+    build_app,
+    load_command,
+    load_own_command,
+    run,
+)
 from godwit.errors import GodwitError
 
 SCRIPT = Path(sys.executable).with_name("godwit")
@@ -103,7 +112,7 @@ print([name for name in sys.modules if name.startswith(("godwit.net.", "godwit.c
 def imported(*arguments: str) -> tuple[str, str]:
     """The two lists that IMPORTS prints after a command."""
     command = [sys.executable, "-c", IMPORTS, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     tools, own = result.stdout.splitlines()[-2:]
     return tools, own
 
@@ -130,7 +139,7 @@ def every_help() -> list[tuple[list[str], str]]:
     left += [([name], load_command(entry)) for name, entry in root._entries.items()]  # type: ignore[attr-defined]
     while left:
         path, command = left.pop()
-        pages.append((path, command.get_help(typer.Context(command, info_name=" ".join(path), parent=context))))
+        pages.append((path, command.get_help(command.context_class(command, info_name=" ".join(path), parent=context))))
         left += [([*path, name], each) for name, each in getattr(command, "commands", {}).items()]
     return pages
 
@@ -142,6 +151,17 @@ def test_every_help_is_readable_at_80_columns() -> None:
         assert all(len(line) <= 80 for line in text.splitlines()), path
         assert not re.search(r"<\w+>|\{\w+\}|\[bold\]", text), path
         assert "Example: " in text, path
+        assert not re.search(r"\w-$|<=x|x>=", text, re.MULTILINE), path
+
+
+def test_every_client_command_has_the_options_of_a_connection() -> None:
+    texts = {tuple(path): text for path, text in every_help()}
+    names: list[tuple[str, ...]] = [(name,) for name, more in CLIENT_COMMANDS.items() if not more]
+    names += [(name, each) for name, more in CLIENT_COMMANDS.items() for each in more]
+    assert len(names) > 20
+    for path in names:
+        for option in ("--broker HOST", "--secret-file FILE", "--arq SCHEME", "--timeout SECONDS"):
+            assert option in texts[path], (path, option)
 
 
 def test_help_keeps_square_brackets() -> None:
@@ -331,7 +351,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLEEPER = """
 import time
-from godwit.cli.main import COMMANDS, ENTRY_POINTS, build_app, run
+from godwit.cli.main import CLIENT_COMMANDS, COMMANDS, ENTRY_POINTS, build_app, run
 
 app = build_app()
 
@@ -351,13 +371,13 @@ def test_ctrl_c_ends_a_real_process_with_130_and_no_word() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="godwit is not installed beside this interpreter")
 def test_installed_script() -> None:
-    result = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.strip() == f"godwit {godwit.__version__}"
 
 

@@ -12,6 +12,7 @@ from godwit.cli import message_lines
 from godwit.cli.message_lines import MessageFormatter
 from godwit.client.files import FileHeader, encode_header, file_id
 from godwit.client.message import Message
+from godwit.wire.extension import Properties, encode_properties
 
 
 def text_of(*messages: Message) -> str:
@@ -92,6 +93,17 @@ def test_formats() -> None:
     assert MessageFormatter(form="%t\\t%l\\n").render([one, one]) == b"a/b\t5\n" * 2
     assert MessageFormatter(form="%t\\0").render([one]) == b"a/b\0"
     assert MessageFormatter(form="%o").render([message("a", b"", qos=0, offset=None)]) == b"\n"
+
+
+def test_repeated_headers_are_all_shown() -> None:
+    properties = Properties(headers=(("a", "1"), ("a", "2\x1b")), correlation=b"\1\xff")
+    one = msgspec.structs.replace(message("t", b"x"), extension=encode_properties(properties))
+    found = json.loads(MessageFormatter("json").render([one]))
+    assert found["headers"] == {"a": "2\x1b"}
+    assert found["header_pairs"] == [["a", "1"], ["a", "2\x1b"]]
+    assert found["correlation"] == "01ff"
+    assert MessageFormatter(form="%P|%D|%C|%R|%E").render([one]) == b"a=1 a=2\\x1b|01ff|||\n"
+    assert text_of(one) == "t: x\n"
 
 
 def test_payloads_alone() -> None:

@@ -33,6 +33,12 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path, error: BaseException) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(GodwitError, match="file is not a folder; choose another path"):
+        check_free(tmp_path / "file" / "export.jsonl", force=False)
+
+
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     path.write_bytes(b"old")

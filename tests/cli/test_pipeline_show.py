@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -28,6 +28,7 @@ from godwit.cli.pipeline_show import cell_text, json_value, show_query
 from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
+from godwit.pipeline.sql import check_first_word
 
 LOG = "a" * 32
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -81,6 +82,23 @@ def test_answers_in_three_forms(lake: Lake) -> None:
     assert "choose from bronze_messages" in error_of(*ask, "SELECT * FROM nothing")
     assert "give --engine spark" in error_of(*ask, "SELECT 1", "--conf", "spark.x=1")
     assert lines(godwit(*ask, "SELECT count(*) AS n FROM gold_windows", "--csv").stdout) == ["n", "0"]
+
+
+@pytest.mark.parametrize("sql", ["DROP TABLE bronze_messages", " /* a */ -- b\n(insert INTO x VALUES (1))", "selec 1"])
+def test_statements_are_refused_before_spark_starts(lake: Lake, sql: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        pytest.fail("Spark was started")
+
+    monkeypatch.setattr("godwit.cli.pipeline_show.session", fail)
+    error = error_of("pipeline", "query", "--engine", "spark", "--lake", lake.address, sql)
+    assert re.match("(DROP|INSERT|SELEC) is not a query: use SELECT", error)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT 1", "-- a\nwith x as (select 1) select * from x", "(SELECT 1)", "", "VALUES (1)"]
+)
+def test_queries_are_left_to_spark(sql: str) -> None:
+    check_first_word(sql)
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from godwit.cli.connection import print_notice
 from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress, TaskProgress, WorkProgress
 from godwit.cli.streams import Output
 
@@ -85,6 +86,21 @@ def test_lines_go_to_standard_output_unless_bars_are_in_the_way(
     out, err = capfd.readouterr()
     assert out == "a: °\n"
     assert "b: x" in err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_notice_never_shares_a_line_with_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C at a worker printed `task 0 ... 58% handed back 1 task`."""
+    with TaskProgress(enabled=True) as bars:
+        bars.show(0, "task 0", 0.5)
+        bars.progress.refresh()
+        print_notice("handed back 1 task")
+    print_notice("the end")
+    err = capsys.readouterr().err
+    before, _, after = err.partition("godwit: handed back 1 task\n")
+    assert before.endswith("\x1b[2K"), "the line of the bar is erased first"
+    assert "task 0" in before
+    assert after.endswith("godwit: the end\n")
 
 
 def test_no_bars_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,33 @@ def test_a_message_reaches_a_subscriber(address: str, qos: str) -> None:
     assert (message["offset"] is None) == (qos == "0")
 
 
+def test_properties_are_shown(tmp_path: Path) -> None:
+    options = ["--header", "unit=C", "-H", "a=b=c", "--content-type", "text/plain", "--reply-to", "answers/1"]
+    with broker("--data", str(tmp_path / "log")) as address:
+        for more in (["--retain", "--expires", "600"], ["--lines"]):
+            message = [] if "--lines" in more else ["x"]
+            given = b"x\n" if "--lines" in more else b""
+            result = godwit("pub", "t", *message, *options, *more, "--broker", address, input=given)
+            assert result.returncode == 0, result.stderr
+        asked = ["--from", "earliest", "--json", "--count", "2", "--broker", address]
+        shown = godwit("sub", "t", *asked).stdout.splitlines()
+        form = "%C|%P|%R|%E|%D|%t"
+        line = godwit("sub", "t", "--count", "1", "--format", form, "--broker", address).stdout.decode()
+    for text in shown:
+        found = json.loads(text)
+        assert found["headers"] == {"unit": "C", "a": "b=c"}
+        assert (found["content_type"], found["reply_to"]) == ("text/plain", "answers/1")
+    first, second = map(json.loads, shown)
+    assert first["expires"] > first["received"]
+    assert "expires" not in second
+    kind, headers, reply_to, expires, correlation, topic = line.rstrip("\n").split("|")
+    assert (kind, headers, reply_to, correlation, topic) == ("text/plain", "unit=C a=b=c", "answers/1", "", "t")
+    assert expires.endswith("Z")
+    logged = godwit("log", "tail", "--data", str(tmp_path / "log"), "--json").stdout.splitlines()
+    assert json.loads(logged[0])["headers"] == {"unit": "C", "a": "b=c"}
+    assert json.loads(logged[0])["expires"] > first["received"]
+
+
 def test_a_publisher_is_notified_that_there_is_no_subscriber(address: str) -> None:
     """R1: publishing to a room with no subscriber tells the publisher so."""
     result = godwit("pub", "pub/lonely", "x", "--broker", address)
@@ -198,9 +225,15 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["a", "x", "--arq", "hope"], "unknown retransmission scheme 'hope'; choose selective-repeat"),
         (["a", "x", "--arq", "go-back-n:0"], "the window '0' of go-back-n is out of range"),
         (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
+        (["a", "--file", "/nowhere", "--header", "a=b"], "a file has no headers"),
+        (["a", "x", "--header", "unit"], "--header 'unit' is not NAME=VALUE"),
+        (["a", "x", "--header", "=C"], "is not NAME=VALUE"),
+        (["a", "x", "--expires", "0"], "give more than 0"),
+        (["a", "x", "--reply-to", "a/#"], "wildcards are for subscriptions"),
+        (["a", "x", "--content-type", "a\nb"], "control character"),
         (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
-        (["a", "x", "--broker", "host:port"], "is no port"),
-        (["a", "x", "--broker", "no such host"], "host no such host"),
+        (["a", "x", "--broker", "host:port"], "is not a port"),
+        (["a", "x", "--broker", "no such host"], "'no such host' is not the address of a broker; write host:port"),
         (["a", "x", "--name", "n" * 257], "name"),
         (["a", "x", "--secret-file", "/nowhere"], "a secret proves a name"),
         (["a", "x", "--name", "n", "--secret-file", "/nowhere"], "cannot read the secret file /nowhere"),
@@ -208,6 +241,13 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
     assert text in error_of("pub", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [("a", "--retian"), ("--retian", "a"), ("a", "x", "--retian"), ("a", "-z")])
+@pytest.mark.parametrize("command", [("pub",), ("job", "submit")])
+def test_an_unknown_option_is_not_an_argument(command: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    (option,) = (one for one in arguments if one.startswith("-"))
+    assert error_of(*command, *arguments) == f"unknown option {option}; if it is a payload, put -- before it"
 
 
 def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:

@@ -275,6 +275,8 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a", "--format", "%t %z"], "--format has an unknown %z; choose from %t, %p"),
         (["a", "--format", "%t\\q"], "--format has an unknown \\q; choose from"),
         (["a", "--session-expiry", "5"], "add --name to --session-expiry"),
+        (["a", "--max-size", "5"], "--max-size limits received files: add --save"),
+        (["a", "--max-total", "1KiB"], "--max-total limits received files: add --save"),
         (["a", "--name", "n", "--session-expiry", "-1"], "--session-expiry -1 is out of range"),
         (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is not a size; write it as 500MB"),
         (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is not a size"),
@@ -506,6 +508,31 @@ def test_a_filter_of_qos_0_keeps_no_position_for_a_client_that_comes_back(addres
         assert godwit("pub", topic, "2", "-q", "--broker", address).returncode == 0
     result = godwit("sub", *arguments, "--no-follow", "--broker", address)
     assert (result.returncode, lines(result.stdout)) == (0, ["sub/kept: 2"]), result.stderr
+
+
+@needs_posix
+def test_the_will_of_a_killed_subscriber(address: str) -> None:
+    will = ("--will-topic", "sub/will", "--will-payload", "gone", "--will-qos", "2", "--will-retain")
+    with running("sub", "sub/alive", *will, "--name", "sub-killed", "--broker", address) as command:
+        subscribed(address, "sub/alive")
+        command.process.kill()
+        # Another client of the same name ends the connection of the killed one at once.
+        godwit("ping", "-n", "1", "--name", "sub-killed", "--broker", address)
+        result = godwit("sub", "sub/will", "-n", "1", "-F", "%p %q", "--broker", address)
+    assert lines(result.stdout) == ["gone 2"]
+
+
+@pytest.mark.parametrize(("expiry", "wanted"), [("0", []), ("60", ["sub/away: 2"])])
+def test_a_session_is_kept_for_its_expiry(address: str, expiry: str, wanted: list[str]) -> None:
+    name = f"sub-expiry-{expiry}"
+    arguments = ("sub", "sub/away", "--name", name, "--session-expiry", expiry, "--broker", address)
+    with running(*arguments, "-n", "1") as command:
+        subscribed(address, "sub/away")
+        assert godwit("pub", "sub/away", "1", "-q", "--broker", address).returncode == 0
+        assert command.out.line() == "sub/away: 1"
+        assert command.wait() == 0
+    assert godwit("pub", "sub/away", "2", "-q", "--broker", address).returncode == 0
+    assert lines(godwit(*arguments, "--no-follow").stdout) == wanted
 
 
 def test_bad_qos_of_filters() -> None:

@@ -109,7 +109,9 @@ def test_delete(address: str) -> None:
     result = godwit("topics", "delete", "deleted/topic", "--broker", address)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"deleted deleted/topic\n", b"")
     assert godwit("topics", "list", "deleted/#", "--broker", address).stdout == b""
-    assert "does not exist" in error_of("topics", "delete", "deleted/topic", "--broker", address)
+    assert "does not exist; see godwit topics list" in error_of(
+        "topics", "delete", "deleted/topic", "--broker", address
+    )
     assert "contains a wildcard" in error_of("topics", "delete", "deleted/#", "--broker", address)
 
 

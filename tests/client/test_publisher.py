@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
 
 from godwit.client.batches import Payload
-from godwit.client.events import ClientEvent, Confirmed, Refused
+from godwit.client.events import ClientEvent, Confirmed, Expired, Refused
 from godwit.client.publisher import (
     OFFLINE_UNRELIABLE_BYTES,
     ROUTE_BYTES,
@@ -24,6 +24,7 @@ from godwit.limits import MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, MIB, RECORD_
 from godwit.wire.batch import LONE, Batch, decode_batches
 from godwit.wire.control import PublishOpen, decode_control
 from godwit.wire.control_base import Code, Qos
+from godwit.wire.extension import Properties, decode_properties, encode_properties
 
 NOW_US = 1_700_000_000_000_000
 
@@ -225,7 +226,7 @@ def test_qos_0_keeps_only_the_newest_while_there_is_no_broker() -> None:
 def test_an_extension_has_a_batch_of_its_own() -> None:
     one = bench(2)
     one.publisher.send(b"before", NOW_US)
-    assert one.publisher.send_extended(b"chunk", NOW_US, b"about it") == 1
+    assert one.publisher.send(b"chunk", NOW_US, extension=b"about it") == 1
     one.publisher.send(b"behind", NOW_US)
     one.publishers.cut_open_batches()
     before, chunk, behind = one.batches()
@@ -296,9 +297,8 @@ def test_too_long_a_message_is_refused_at_once() -> None:
     one.publishers.state.max_message_bytes = 10
     with pytest.raises(RecordTooLargeError, match="accepts at most 10"):
         one.publisher.send(bytes(11), NOW_US)
-    with pytest.raises(RecordTooLargeError):
-        one.publisher.send_extended(bytes(5), NOW_US, bytes(6))
-    assert one.publisher.send(bytes(10), NOW_US) == 0
+    assert one.publisher.send(bytes(10), NOW_US, extension=bytes(6)) == 0  # the limit is for the payload
+    assert one.publisher.send(bytes(10), NOW_US) == 1
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -405,7 +405,7 @@ def test_sent_batches_are_held_until_they_are_confirmed() -> None:
         publisher.send(payload, NOW_US)
         one.publishers.cut_open_batches()
     assert [record for record, _ in publisher._sent] == [1, 2]
-    assert [first for first, _, _ in publisher._waiting] == [2]
+    assert [first for first, _, _, _ in publisher._waiting] == [2]
     cost_bytes = 10 + RECORD_COST_BYTES
     assert held.held_bytes == 3 * cost_bytes
     for record in range(3):
@@ -419,7 +419,7 @@ def test_the_newest_batch_is_not_dropped_while_offline_however_long_it_is() -> N
     one = bench(0, online=False)
     for _ in range(3):
         one.publisher.send(bytes(OFFLINE_UNRELIABLE_BYTES + 1), NOW_US)
-    ((first, count, body),) = one.publisher._waiting
+    ((first, count, body, _),) = one.publisher._waiting
     assert (first, count, one.publisher.dropped) == (2, 1, 2)
     assert one.publishers.state.held_bytes == len(body) + RECORD_COST_BYTES
     assert one.publisher._waiting_bytes == len(body)
@@ -441,7 +441,7 @@ def test_no_batch_is_lost_and_order_holds(steps: list[str]) -> None:
             publishers.handle_writable()
             connection.room = 0
         elif step == "confirm" and publisher._sent:
-            record, (first, _, _) = publisher._sent[-1]
+            record, (first, _, _, _) = publisher._sent[-1]
             publishers.handle_confirmed(1, record, 0)
             confirmed = first + 1
         elif step == "break":
@@ -453,4 +453,130 @@ def test_no_batch_is_lost_and_order_holds(steps: list[str]) -> None:
         assert publisher.confirmed_sequence == confirmed
         assert publisher.is_idle == (confirmed == added)
     publishers.detach()
-    assert [first for first, _, _ in publisher._waiting] == list(range(confirmed, added))
+    assert [first for first, _, _, _ in publisher._waiting] == list(range(confirmed, added))
+
+
+# -- properties and expiry --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_with_equal_properties_share_a_batch(qos: Qos) -> None:
+    one = bench(qos)
+    unit = encode_properties(Properties(headers=(("unit", "C"),)))
+    other = encode_properties(Properties(headers=(("unit", "F"),)))
+    for number, extension in enumerate((unit, unit, unit, other, other, b"", b"", unit)):
+        one.publisher.send(b"%d" % number, NOW_US + number, extension=bytes(extension))
+    one.publishers.cut_open_batches()
+    found = [(batch.payloads, batch.extension) for batch in one.batches()]
+    assert found == [
+        ([b"0", b"1", b"2"], unit),
+        ([b"3", b"4"], other),
+        ([b"5", b"6"], None),
+        ([b"7"], unit),
+    ]
+
+
+def test_a_quick_send_does_not_join_a_batch_with_properties() -> None:
+    one = bench()
+    unit = encode_properties(Properties(headers=(("unit", "C"),)))
+    send = one.publisher.make_quick_send(lambda payload: one.publisher.send(payload, NOW_US) and None)  # type: ignore[arg-type]
+    one.publisher.send(b"first", NOW_US, extension=unit)
+    send(b"second")
+    one.publishers.cut_open_batches()
+    assert [batch.extension for batch in one.batches()] == [unit, None]
+
+
+EXPIRING = encode_properties(Properties(lifetime_us=2_000_000))
+
+
+def lifetimes(one: Bench) -> list[int | None]:
+    return [decode_properties(batch.extension).lifetime_us for batch in one.batches()]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_the_time_in_the_queue_is_subtracted_from_the_lifetime(qos: Qos) -> None:
+    one = bench(qos, online=False)
+    state = one.publishers.state
+    state.now = 10.0
+    one.publisher.send(b"x", NOW_US, extension=EXPIRING, expires_at=12.0)
+    state.now = 11.5
+    one.publishers.attach(one.connection.real, MIB)
+    one.publishers.cut_open_batches()
+    assert lifetimes(one) == [500_000]
+    assert not state.expiring
+    state.now = 5.0  # the last poll is older than the message
+    one.publisher.send(b"y", NOW_US, extension=EXPIRING, expires_at=14.0)
+    one.publishers.cut_open_batches()
+    assert lifetimes(one) == [500_000, 2_000_000]
+
+
+def test_expiring_messages_share_a_batch_only_within_a_moment() -> None:
+    one = bench()
+    for later_us in (0, TOGETHER_US, TOGETHER_US + 1, 10**6):
+        one.publisher.send(b"x", NOW_US + later_us, extension=EXPIRING, expires_at=12.0 + later_us / 1e6)
+    one.publishers.cut_open_batches()
+    assert [len(batch.payloads) for batch in one.batches()] == [2, 1, 1]
+    assert all(batch.deltas_us is None for batch in one.batches())
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_expired_messages_are_dropped_from_the_queue_and_reported(qos: Qos) -> None:
+    one = bench(qos, online=False)
+    publisher, state = one.publisher, one.publishers.state
+    publisher.send(b"stays", NOW_US)
+    publisher.send(b"goes", NOW_US, extension=EXPIRING, expires_at=12.0)
+    publisher.send(b"goes, too", NOW_US, extension=EXPIRING, expires_at=12.0)
+    publisher.send(b"lasts", NOW_US + 10**6, extension=EXPIRING, expires_at=13.0)
+    publisher.send(b"last", NOW_US + 10**6)
+    held_bytes = state.held_bytes
+    one.publishers.handle_timer(11.9)
+    assert one.events == []
+    one.publishers.handle_timer(12.0)
+    assert one.events == [Expired(publisher, 1, 3)]
+    assert (publisher.expired, publisher.confirmed_sequence) == (2, 0)
+    assert state.expiring == {publisher: 13.0}
+    assert state.held_bytes < held_bytes
+    state.now = 12.5
+    one.publishers.attach(one.connection.real, MIB)
+    one.publishers.cut_open_batches()
+    assert [batch.payloads for batch in one.batches()] == [[b"stays"], [b"lasts"], [b"last"]]
+    assert not state.expiring
+    if qos:
+        one.publishers.handle_confirmed(1, 3, 0)
+    assert (publisher.confirmed_sequence, state.held_bytes) == (5, 0)
+
+
+def test_an_open_batch_expires_too() -> None:
+    one = bench(online=False)
+    one.publisher.send(b"x", NOW_US, extension=EXPIRING, expires_at=12.0)
+    one.publishers.handle_timer(12.0)
+    assert one.events == [Expired(one.publisher, 0, 1), Confirmed(one.publisher, 1, 0)]
+    assert one.publisher.is_idle
+    assert one.publishers.state.held_bytes == 0
+
+
+def test_a_message_that_was_sent_on_a_lost_connection_expires() -> None:
+    one = bench()
+    state = one.publishers.state
+    state.now = 10.0
+    one.publisher.send(b"x", NOW_US, extension=EXPIRING, expires_at=12.0)
+    one.publishers.cut_open_batches()
+    one.publishers.handle_timer(12.5)
+    assert one.events == []  # the broker may have it: its confirm may still come
+    one.publishers.detach()
+    assert state.expiring == {one.publisher: 12.0}
+    state.now = 13.0
+    again = StubConnection()
+    one.publishers.attach(again.real, MIB)
+    assert one.events == [Expired(one.publisher, 0, 1), Confirmed(one.publisher, 1, 0)]
+    assert again.bodies(1) == []
+
+
+def test_a_refused_publisher_has_nothing_that_expires() -> None:
+    one = bench()
+    one.connection.room = 1
+    one.publisher.send(b"x", NOW_US, extension=EXPIRING, expires_at=12.0)
+    one.publishers.cut_open_batches()
+    assert one.publishers.state.expiring
+    one.publishers.handle_refused(1, Code.NOT_ALLOWED, "no")
+    assert not one.publishers.state.expiring

@@ -30,7 +30,7 @@ PAGES: Final = sorted(
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
     if page.name != "CHANGELOG.md"
 )
-Kind: TypeAlias = Literal["python", "shell", "toml", "text", "tested by the wire format", "c"]
+Kind: TypeAlias = Literal["python", "shell", "toml", "text", "tested by the wire format", "c", "javascript"]
 
 _FENCED: Final = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED: Final = re.compile(r"(?<=\n\n)(?:    \S.*\n(?:\n+(?=    ))?| {5,}\S.*\n)+", re.MULTILINE)
@@ -42,6 +42,7 @@ _FENCES: Final[dict[str, Kind]] = {
     "sh": "shell",
     "toml": "toml",
     "c": "c",
+    "javascript": "javascript",
     "": "text",
     "text": "text",
     "mermaid": "text",

@@ -27,6 +27,7 @@ ELSEWHERE: Final = {
     ("docs/DECODERS.md", "python"): "tests/spark/test_docs.py",
     ("docs/DECODERS.md", "toml"): "tests/spark/test_docs.py",
     ("docs/SPARK.md", "python"): "tests/spark/test_docs.py",
+    ("docs/guides/mqtt.md", "javascript"): "tests/net/test_mqtt_clients.py",
     ("docs/guides/mqtt.md", "python"): "tests/net/test_mqtt.py",
     ("docs/PROTOCOL.md", "tested by the wire format"): "tests/wire/test_protocol_examples.py",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import pack
 from typing import Any
 
-from godwit.mqtt.packets import encode_packet_properties, encode_text, encode_varint
+from godwit.mqtt.encoding import encode_packet_properties, encode_text, encode_varint
 
 
 def packet(first: int, *parts: bytes) -> bytes:

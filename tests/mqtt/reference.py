@@ -1,7 +1,8 @@
-"""The packet sequences of eclipse-mosquitto/mosquitto (test/broker/data/*.json), which judge the broker.
+"""Public judges of MQTT brokers: the packet sequences of eclipse-mosquitto/mosquitto (test/broker/data/*.json), and the
+interoperability suite of eclipse-paho/paho.mqtt.testing.
 
-They are never part of this repository. MOSQUITTO_SRC names a checkout; without it the test clones one, and is skipped
-where that is not possible.
+They are never part of this repository. MOSQUITTO_SRC and PAHO_TESTING name checkouts; without them the tests clone the
+repositories, and are skipped where that is not possible.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 URL = "https://github.com/eclipse-mosquitto/mosquitto"
+PAHO_URL = "https://github.com/eclipse-paho/paho.mqtt.testing"
 CLONE_TIMEOUT_S = 60
 
 
@@ -33,15 +35,24 @@ class Sequence(msgspec.Struct):
 
 def checkout(cache: Path) -> Path:
     """Return a folder with the sequences; skips the test without one."""
-    if "MOSQUITTO_SRC" in os.environ:
-        return Path(os.environ["MOSQUITTO_SRC"])
-    folder = cache / "mosquitto"
+    return _checkout(cache, "mosquitto", "MOSQUITTO_SRC", URL)
+
+
+def paho_checkout(cache: Path) -> Path:
+    """Return the folder of Paho's interoperability suite; skips the test without one."""
+    return _checkout(cache, "paho", "PAHO_TESTING", PAHO_URL) / "interoperability"
+
+
+def _checkout(cache: Path, name: str, variable: str, url: str) -> Path:
+    if variable in os.environ:
+        return Path(os.environ[variable])
+    folder = cache / name
     if not folder.exists():
-        command = ["git", "clone", "--quiet", "--depth=1", "--filter=blob:none", URL, str(folder)]
+        command = ["git", "clone", "--quiet", "--depth=1", "--filter=blob:none", url, str(folder)]
         try:
             subprocess.run(command, check=True, timeout=CLONE_TIMEOUT_S, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"the packet sequences of Mosquitto are not available: {error}")
+            pytest.skip(f"a checkout of {url} is not available, nor {variable}: {error}")
     return folder
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.mqtt import client_packets as client
 from tests.mqtt.reference import Sequence, checkout, load_sequences
 
+from godwit.mqtt import encoding
 from godwit.mqtt import packets as p
 from godwit.mqtt.packets import PacketReader, Property, Reason
 
@@ -138,6 +139,19 @@ def client_packets(draw: st.DrawFn, version: int) -> bytes:
     return client.ack(draw(st.integers(4, 7)), packet_id, version) if kind == 3 else client.PING
 
 
+def one_by_one(packets: list[p.Packet]) -> list[p.Packet]:
+    """Return the packets with each run as its single packets."""
+    found: list[p.Packet] = []
+    for packet in packets:
+        if isinstance(packet, p.PublishRun):
+            ids = packet.packet_ids or [0] * len(packet.payloads)
+            each = zip(packet.payloads, ids, strict=True)
+            found += [p.PublishPacket(packet.topic, payload, packet.flags, number) for payload, number in each]
+        else:
+            found.append(packet)
+    return found
+
+
 @given(st.data(), versions)
 @settings(max_examples=100)
 def test_the_cuts_of_a_stream_do_not_matter(data: st.DataObject, version: int) -> None:
@@ -148,7 +162,7 @@ def test_the_cuts_of_a_stream_do_not_matter(data: st.DataObject, version: int) -
     reader = PacketReader()
     reader.version, reader.max_bytes = version, 1 << 20
     pieces = [reader.feed(stream[a:b]) for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert [packet for packets in pieces for packet in packets] == whole
+    assert one_by_one([packet for packets in pieces for packet in packets]) == one_by_one(whole)
     assert reader.held_bytes == 0
 
 
@@ -177,26 +191,28 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject, version: int) ->
 def test_a_publish_of_the_server_is_read_as_it_was_written(
     values: dict[int, Any], topic: str, payload: bytes, qos: int, packet_id: int
 ) -> None:
-    head = p.publish_head(qos << 1, p.encode_text(topic), packet_id, p.encode_packet_properties(values), len(payload))
+    head = encoding.publish_head(
+        qos << 1, encoding.encode_text(topic), packet_id, encoding.encode_packet_properties(values), len(payload)
+    )
     (packet,), _ = read(head + payload, 5)
     assert packet == p.PublishPacket(topic, payload, qos << 1, packet_id if qos else 0, values)
 
 
 def test_packets_of_the_server() -> None:
-    assert p.encode_connack(4, session_present=True, code=0) == b"\x20\x02\x01\x00"
-    assert p.encode_connack(5, session_present=False, code=0x87) == b"\x20\x03\x00\x87\x00"
-    assert p.encode_ack(4, p.PacketType.PUBACK, 258) == b"\x40\x02\x01\x02"
-    assert p.encode_ack(5, p.PacketType.PUBREC, 1, 0x10) == b"\x50\x03\x00\x01\x10"
-    assert p.encode_ack(5, p.PacketType.PUBREL, 1) == b"\x62\x02\x00\x01"
-    assert p.encode_ack(5, p.PacketType.PUBACK, 1, 0x87, "no") == b"\x40\x09\x00\x01\x87\x05\x1f\x00\x02no"
-    assert p.encode_acks(p.PacketType.PUBREL, [1, 2]) == b"\x62\x02\x00\x01\x62\x02\x00\x02"
-    assert p.encode_suback(4, 1, [0, 0x80]) == b"\x90\x04\x00\x01\x00\x80"
-    assert p.encode_suback(5, 1, [2]) == b"\x90\x04\x00\x01\x00\x02"
-    assert p.encode_unsuback(3, 1, [0]) == b"\xb0\x02\x00\x01"
-    assert p.encode_unsuback(5, 1, [0x11]) == b"\xb0\x04\x00\x01\x00\x11"
-    assert p.encode_disconnect(0x8E) == b"\xe0\x01\x8e"
+    assert encoding.encode_connack(4, session_present=True, code=0) == b"\x20\x02\x01\x00"
+    assert encoding.encode_connack(5, session_present=False, code=0x87) == b"\x20\x03\x00\x87\x00"
+    assert encoding.encode_ack(4, p.PacketType.PUBACK, 258) == b"\x40\x02\x01\x02"
+    assert encoding.encode_ack(5, p.PacketType.PUBREC, 1, 0x10) == b"\x50\x03\x00\x01\x10"
+    assert encoding.encode_ack(5, p.PacketType.PUBREL, 1) == b"\x62\x02\x00\x01"
+    assert encoding.encode_ack(5, p.PacketType.PUBACK, 1, 0x87, "no") == b"\x40\x09\x00\x01\x87\x05\x1f\x00\x02no"
+    assert encoding.encode_acks(p.PacketType.PUBREL, [1, 2]) == b"\x62\x02\x00\x01\x62\x02\x00\x02"
+    assert encoding.encode_suback(4, 1, [0, 0x80]) == b"\x90\x04\x00\x01\x00\x80"
+    assert encoding.encode_suback(5, 1, [2]) == b"\x90\x04\x00\x01\x00\x02"
+    assert encoding.encode_unsuback(3, 1, [0]) == b"\xb0\x02\x00\x01"
+    assert encoding.encode_unsuback(5, 1, [0x11]) == b"\xb0\x04\x00\x01\x00\x11"
+    assert encoding.encode_disconnect(0x8E) == b"\xe0\x01\x8e"
     for value in (0, 127, 128, 16383, 16384, 2097151, 2097152, p.MAX_REMAINING_BYTES):
-        data = p.encode_varint(value)
+        data = encoding.encode_varint(value)
         cursor = p._Cursor(data, 0, len(data))
         assert cursor.varint() == value
         cursor.require_end()
@@ -243,3 +259,35 @@ def test_the_codec_agrees_with_the_reference_sequences(pytestconfig: pytest.Conf
         elif not any(part in sequence.name for part in OF_THE_SESSION):
             wrong.append(f"{sequence.name}: {'refused' if is_refused else 'accepted'}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_equal_heads_in_a_row_are_one_run(version: int, qos: int) -> None:
+    def message(number: int, payload: bytes, topic: str = "t") -> bytes:
+        return client.publish(topic, payload, qos=qos, packet_id=number, version=version)
+
+    data = b"".join(message(number + 1, b"%03d" % number) for number in range(300))
+    ids = list(range(1, 301)) if qos else []
+    for cut in (0, 5, 7, len(data) - 1):
+        _, reader = read(b"", version)
+        packets = reader.feed(data[:cut]) + reader.feed(data[cut:])
+        payloads = [one.payload for one in one_by_one(packets) if isinstance(one, p.PublishPacket)]
+        assert payloads == [b"%03d" % number for number in range(300)]
+        assert len(packets) <= 3
+        if not cut:
+            assert packets == [p.PublishRun("t", payloads, qos << 1, ids)]
+    for other in (message(9, b"1234"), message(9, b"123", "u"), client.PING):
+        found, _ = read(message(1, b"abc") + message(2, b"def") + other + message(3, b"ghi"), version)
+        assert [type(packet) for packet in found] == [p.PublishRun, type(found[1]), p.PublishPacket]
+    if qos:
+        found, reader = read(message(1, b"abc") + message(2, b"def") + message(0, b"ghi"), version)
+        assert found == [p.PublishRun("t", [b"abc", b"def"], 2, [1, 2])]
+        assert reader.error is not None
+        assert reader.error.code == Reason.PROTOCOL
+    if version == 5:
+        with_property = client.publish("t", b"x", qos=qos, packet_id=3, version=5, values={Property.PAYLOAD_FORMAT: 1})
+        found, _ = read(message(1, b"abc") + with_property, version)
+        assert [type(packet) for packet in found] == [p.PublishPacket, p.PublishPacket]
+        assert isinstance(found[1], p.PublishPacket)
+        assert found[1].properties == {Property.PAYLOAD_FORMAT: 1}

@@ -442,12 +442,6 @@ def test_a_bridge_of_mosquitto() -> None:
     assert other.got() == [("t", b"from the bridge"), ("t", b"to the bridge")]
 
 
-def test_shared_subscriptions_are_refused() -> None:
-    world = MqttWorld()
-    assert world.device("d", 5).subscribe(("$share/g/t", 1), ("t", 1)) == [Reason.NO_SHARED, 1]
-    assert world.device("e", 4).subscribe(("$share/g/t", 1), ("t", 1)) == [0x80, 1]
-
-
 def test_access_rules_apply_to_the_user() -> None:
     rules = (
         Rule(clients=("anna",), allow=frozenset(("publish", "subscribe")), topics=("home/#",)),
@@ -514,20 +508,6 @@ def test_figures_under_the_names_of_other_brokers() -> None:
     assert found["clients/connected"] == b"1"
     assert set(found) >= {"messages/received", "subscriptions/count", "retained messages/count"}
     assert all(one.retain for one in device.messages)
-
-
-def test_incomplete_packets_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.mqtt.connection.MAX_UNFINISHED_BYTES", 25_000)
-    world = MqttWorld()
-    devices = [world.device(name) for name in "abc"]
-    part = b"\x30\xa0\x8d\x06" + b"x" * 10_000  # of 100,000 bytes
-    for device in devices:
-        device.send(part)
-    assert [device.is_closed for device in devices] == [False, False, True]
-    world.run()
-    assert world.mqtt.held_bytes == 2 * len(part)
-    devices[0].vanish()
-    assert world.mqtt.held_bytes == len(part)
 
 
 def test_a_restarted_broker_resumes_sessions() -> None:

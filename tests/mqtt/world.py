@@ -118,13 +118,13 @@ class Device:
 
 def read_properties(cursor: _Cursor) -> dict[int, Any]:
     """Return the properties of a PUBLISH of the server, which may have subscription identifiers."""
-    from godwit.mqtt.packets import _KINDS, _READERS
+    from godwit.mqtt.packets import _READERS, KINDS
 
     stop = cursor.varint() + cursor.at
     found: dict[int, Any] = {}
     while cursor.at < stop:
         number = cursor.varint()
-        value = _READERS[_KINDS[number]](cursor)
+        value = _READERS[KINDS[number]](cursor)
         if number in (0x0B, 0x26):
             found.setdefault(number, []).append(value)
         else:

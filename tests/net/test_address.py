@@ -138,6 +138,8 @@ def test_another_default_port() -> None:
         "tcp://a:1",
         "udp://",
         "http://a",
+        "not an address",
+        "a\x1bb:1",
     ],
 )
 def test_an_invalid_address_is_answered_with_an_example(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import socket
 import ssl
 import subprocess
@@ -17,16 +18,19 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from tests.mqtt import client_packets as packets
 from tests.net.running import LOOPS, Notices, run
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.errors import AddressError, ConfigurationError, SocketError
+from godwit.limits import LOGIN_TIMEOUT_S
 from godwit.mqtt.connection import MqttSettings
 from godwit.mqtt.websocket import CLOSE_NOT_BINARY, CLOSE_PROTOCOL, CLOSE_TOO_LARGE
 from godwit.net.client import connect
-from godwit.net.mqtt import MqttAddress, common_name, parse_mqtt_address
+from godwit.net.mqtt import OTHER_FILES, MqttAddress, allow_connections, common_name, parse_mqtt_address
 from godwit.net.service import Service
 from godwit.server.configuration import Configuration, MqttSection
 
@@ -137,10 +141,34 @@ def test_native_clients_and_mqtt_clients_in_one_broker() -> None:
     run(test)
 
 
-def test_the_example_of_the_guide() -> None:
+def guide_block(kind: str, index: int) -> str:
+    """Return a block of the guide to MQTT."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "mqtt.md").read_text(encoding="utf-8")
-    source = guide.partition("```python\n")[2].partition("```")[0]
+    source = guide.split(f"```{kind}\n")[index + 1].partition("```")[0]
     assert "1883" in source
+    return source
+
+
+def guide_broker() -> Service:
+    """Return a broker for the guide's way from a device to a table."""
+    rule = Rule(clients=("sensor-1",), allow=frozenset(("publish", "subscribe")), topics=("home/#",))
+    access = Access(secrets={"sensor-1": b"the secret of sensor-1"}, rules=(rule,))
+    mqtt = MqttSection(listen=("127.0.0.1:0",), settings=MqttSettings(log_qos_0=True))
+    return Service(Configuration(listen=["127.0.0.1:0"], settings=Settings(access=access), mqtt=mqtt))
+
+
+def test_the_device_of_the_guide() -> None:
+    async def test() -> None:
+        async with guide_broker() as service:
+            source = guide_block("python", 1).replace("1883", str(port_of(service)))
+            await asyncio.to_thread(exec, source, {})
+            assert service.server.broker.figures()["log/next_offset"] == 5  # also those of QoS 0
+
+    run(test)
+
+
+def test_the_example_of_the_guide() -> None:
+    source = guide_block("python", 0)
     rule = Rule(clients=("sensor-1",), allow=frozenset(("publish",)), topics=("home/#",))
     access = Access(secrets={"sensor-1": b"the secret of [[access.client]]"}, rules=(rule,))
 
@@ -344,6 +372,70 @@ def test_invalid_packets_end_their_connection_and_no_other() -> None:
     run(test)
 
 
+def test_the_reason_arrives_although_the_client_goes_on_sending() -> None:
+    async def test() -> None:
+        async with broker() as service:
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+                writer.write(packets.connect("x", 5) + packets.connect("x", 5) + bytes(300_000))
+                await writer.drain()
+                assert (await reader.read()).endswith(b"\xe0\x01\x82"), "the connection was reset"
+                writer.close()
+
+    run(test)
+
+
+def test_anything_but_a_connect_is_refused_at_its_first_byte() -> None:
+    async def test() -> None:
+        async with broker() as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(b"G")
+            assert await asyncio.wait_for(reader.read(), LOGIN_TIMEOUT_S / 2) == b""
+            writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_handshakes_of_tls_that_never_end_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    monkeypatch.setattr("godwit.net.mqtt.MAX_UNADMITTED_PER_HOST", 3)
+    certificate, key = make_certificate(tmp_path, "broker")
+
+    async def test() -> None:
+        async with broker("tls://127.0.0.1:0", certificate=certificate, key=key) as service:
+            silent = [await asyncio.open_connection("127.0.0.1", port_of(service)) for _ in range(8)]
+            for reader, _ in silent[:5]:
+                assert await read_end(reader) == b""
+            assert service._mqtt is not None
+            assert service._mqtt.unadmitted == 3
+            await asyncio.to_thread(
+                exchange, port_of(service), paho.MQTTv5, setup=lambda client: client.tls_set(ca_certs=str(certificate))
+            )
+            monkeypatch.setattr("godwit.net.mqtt.HANDSHAKE_TIMEOUT_S", 0.05)
+            reader, late = await asyncio.open_connection("127.0.0.1", port_of(service))
+            assert await read_end(reader) == b""
+            for _, writer in (*silent, (reader, late)):
+                writer.close()
+
+    run(test, loop)
+
+
+def test_connections_leave_files_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [1024, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), list(new)))
+    assert allow_connections(500) == 500
+    assert limits == [1024, 4096]
+    assert allow_connections(2000) == 2000
+    assert limits == [2000 + OTHER_FILES, 4096]
+    assert allow_connections(20_000) == 4096 - OTHER_FILES
+    assert limits == [4096, 4096]
+    limits[:] = [resource.RLIM_INFINITY, resource.RLIM_INFINITY]
+    assert allow_connections(20_000) == 20_000
+
+
 def test_many_filters_in_one_subscribe_and_a_random_stream() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -367,23 +459,27 @@ def test_many_filters_in_one_subscribe_and_a_random_stream() -> None:
     run(test)
 
 
-def test_connections_without_a_login_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_login_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("godwit.net.mqtt.MAX_UNADMITTED_PER_HOST", 3)
 
     async def test() -> None:
         async with broker() as service:
-            silent = [await asyncio.open_connection("127.0.0.1", port_of(service)) for _ in range(3)]
-            # A connection is counted when the broker has accepted it.
-            while service._mqtt is None or service._mqtt.protocol.unadmitted.total() < 3:
-                await asyncio.sleep(0)
-            reader, refused = await asyncio.open_connection("127.0.0.1", port_of(service))
-            assert await read_end(reader) == b""
-            silent[0][1].write(packets.connect("x"))
-            assert await silent[0][0].readexactly(4) == b"\x20\x02\x00\x00"
+            listeners = service._mqtt
+            assert listeners is not None
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
-            writer.write(packets.connect("y"))
+            writer.write(packets.connect("first"))
             assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
-            for _, each in (*silent, (reader, writer), (reader, refused)):
+            silent = [await asyncio.open_connection("127.0.0.1", port_of(service)) for _ in range(8)]
+            for lost, _ in silent[:5]:  # the oldest ones
+                assert await read_end(lost) == b""
+            assert listeners.unadmitted <= 3
+            late_reader, late = await asyncio.open_connection("127.0.0.1", port_of(service))
+            late.write(packets.connect("late"))
+            assert await late_reader.readexactly(4) == b"\x20\x02\x00\x00"
+            writer.write(b"\xc0\x00")  # clients with a login are not touched
+            assert await reader.readexactly(2) == b"\xd0\x00"
+            assert listeners.refused == 6
+            for each in (writer, late, *(one for _, one in silent)):
                 each.close()
 
     run(test)
@@ -636,5 +732,73 @@ def test_settings_of_the_listener_reach_the_client() -> None:
             assert body.endswith(b"\x21\x00\x07")
             assert b"\x22" not in body[:4]
             writer.close()
+
+    run(test)
+
+
+def publish_properties() -> Any:
+    return Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+
+
+def test_requests_and_replies_between_native_and_mqtt_clients() -> None:
+    """Either side can be the requester or the responder, with response topic and correlation data."""
+
+    def answer(client: paho.Client, _: Any, message: paho.MQTTMessage) -> None:
+        given: Any = message.properties
+        properties: Any = publish_properties()
+        properties.CorrelationData = given.CorrelationData
+        properties.UserProperty = [("from", "mqtt")]
+        client.publish(given.ResponseTopic, bytes(message.payload).upper(), 1, properties=properties)
+
+    async def test() -> None:
+        async with broker() as service, connect(service.urls[0], name="native") as native:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", paho.MQTTv5)
+            device.client.message_callback_add("mqtt/upper", answer)
+            await asyncio.to_thread(device.subscribe, "mqtt/upper", 1)
+            reply = await native.request("mqtt/upper", b"hello", headers={"a": "b"}, timeout_s=WAIT_S)
+            assert (reply.payload, dict(reply.headers), reply.publisher) == (b"HELLO", {"from": "mqtt"}, "device")
+
+            responder = native.replies("native/echo")(lambda request: request.payload * 2)
+            await responder.ready()
+            await asyncio.to_thread(device.subscribe, "answers/device", 1)
+            properties = publish_properties()
+            properties.ResponseTopic, properties.CorrelationData = "answers/device", b"42"
+            device.client.publish("native/echo", b"ab", 1, properties=properties)
+            assert await asyncio.to_thread(device.wait, 1) == [("answers/device", b"abab")]
+            given: Any = device.messages[0].properties
+            assert given.CorrelationData == b"42"
+
+            inbox = "$reply/" + "ab" * 16  # an MQTT client may have an inbox, too
+            await asyncio.to_thread(device.subscribe, inbox, 1)
+            properties.ResponseTopic = inbox
+            device.client.publish("native/echo", b"cd", 1, properties=properties)
+            assert (await asyncio.to_thread(device.wait, 2))[1] == (inbox, b"cdcd")
+            await asyncio.to_thread(device.close)
+
+    run(test)
+
+
+def test_headers_and_expiry_cross_the_protocols() -> None:
+    async def test() -> None:
+        async with broker() as service, connect(service.urls[0], name="native") as native:
+            device = await asyncio.to_thread(PahoClient, port_of(service), "device", paho.MQTTv5)
+            await asyncio.to_thread(device.subscribe, "down/#", 1)
+            await native.publish("down/a", {"v": 1}, headers=[("a", "1"), ("a", "2")], expires_s=60)
+            await asyncio.to_thread(device.wait, 1)
+            given: Any = device.messages[0].properties
+            assert given.UserProperty == [("a", "1"), ("a", "2")]
+            assert (given.ContentType, 1 <= given.MessageExpiryInterval <= 60) == ("application/json", True)
+            async with native.subscribe("up/#") as messages:
+                properties = publish_properties()
+                properties.UserProperty, properties.MessageExpiryInterval = [("x", "y")], 30
+                device.client.publish("up/a", b"up", 1, properties=properties)
+                message = await anext(messages)
+            assert (dict(message.headers), message.expires is not None) == ({"x": "y"}, True)
+            await native.publish("late", b"gone", retain=True, expires_s=0.05)
+            await asyncio.sleep(0.1)
+            await native.publish("late/end", b"end", retain=True)
+            await asyncio.to_thread(device.subscribe, "late/#", 1)
+            assert (await asyncio.to_thread(device.wait, 2))[1:] == [("late/end", b"end")]
+            await asyncio.to_thread(device.close)
 
     run(test)

@@ -2,7 +2,7 @@
 
 Only paho-mqtt is among the requirements of the tests. Others are used where they are installed: aiomqtt, gmqtt and
 ohmqtt as Python packages, mosquitto_pub and mosquitto_sub in PATH, MQTT.js where node finds the module `mqtt`
-(NODE_PATH), and Mosquitto itself as a bridge.
+(NODE_PATH), and Mosquitto itself as a bridge. Remove the folder `tests` that gmqtt 0.8 puts into site-packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from tests.net.running import run
-from tests.net.test_mqtt import PahoClient, free_port, start_broker
+from tests.net.test_mqtt import PahoClient, free_port, guide_block, guide_broker, port_of, start_broker
 
 WAIT_S = 30.0
 EXPIRY_S = 3600
@@ -383,6 +383,61 @@ def test_a_client_of_the_matrix(name: str, version: int, tmp_path: Path) -> None
             await process.wait()
 
     run(test, deadline_s=120)
+
+
+@pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5.0"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_members_of_a_consumer_group(name: str, version: int, tmp_path: Path) -> None:
+    make, is_installed = CLIENTS[name]
+    if not is_installed() or version not in make.versions:
+        pytest.skip(f"{name} is not installed, or does not have this version")
+    port = free_port()
+
+    async def test() -> None:
+        process = await start_broker(tmp_path, port)
+        try:
+            members = [make(port, version, f"member-{number}", clean=True) for number in range(2)]
+            for member in members:
+                await member.open()
+                await member.subscribe("$share/crew/work/#", 1)
+            sender = make(port, version, "sender", clean=True)
+            await sender.open()
+            for number in range(6):
+                await sender.publish(f"work/{number}", "do it", 1)
+            found: list[Found] = []
+            while len(found) < 6:
+                getters = [asyncio.ensure_future(member.found.get()) for member in members]
+                done, pending = await asyncio.wait(getters, return_when=asyncio.FIRST_COMPLETED)
+                found += [one.result() for one in done]
+                for one in pending:
+                    one.cancel()
+            assert sorted(found) == [(f"work/{number}", "do it", False) for number in range(6)]
+            for client in (*members, sender):
+                await client.close()
+            assert all(member.found.empty() for member in members)
+        finally:
+            process.kill()
+            await process.wait()
+
+    run(test, deadline_s=120)
+
+
+def test_the_dashboard_of_the_guide() -> None:
+    if not has_mqtt_js():
+        pytest.skip("MQTT.js is not installed")
+
+    async def test() -> None:
+        async with guide_broker() as service:
+            device = guide_block("python", 1).replace("1883", str(port_of(service)))
+            await asyncio.to_thread(exec, device, {})
+            program = guide_block("javascript", 0).replace("1883", str(port_of(service)))
+            done = await asyncio.to_thread(
+                subprocess.run, ["node", "-e", program], check=True, capture_output=True, timeout=WAIT_S
+            )
+            assert done.stdout == b"home/kitchen/status online\n"
+            assert service.server.broker.figures()["log/next_offset"] == 6
+
+    run(test)
 
 
 BRIDGE = """

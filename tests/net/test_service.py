@@ -539,7 +539,7 @@ def test_an_archive_that_is_not_installed_is_reported_once(
 def test_an_invalid_address_of_the_archive_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     async def test() -> None:
         path = tmp_path / "data"
-        with pytest.raises(AddressError, match="is no port"):
+        with pytest.raises(AddressError, match="is not a port"):
             await Service(replace(durable(path), archive=ArchiveSection(listen="127.0.0.1:port"))).start()
         assert not path.exists()
 

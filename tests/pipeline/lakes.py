@@ -27,6 +27,9 @@ Sent: TypeAlias = tuple[int, str, str, float, bytes]
 """Offset, topic, publisher, seconds after noon, payload."""
 
 
+NO_PROPERTIES = (None,) * 5
+
+
 def local(moment: datetime) -> datetime:
     """Return a time as rows of Spark have it: local time without a zone."""
     return moment.astimezone().replace(tzinfo=None)
@@ -35,7 +38,7 @@ def local(moment: datetime) -> datetime:
 def messages(spark: SparkSession, sent: Sequence[Sent]) -> DataFrame:
     """Return messages as rows of bronze."""
     full = [
-        (LOG, offset, topic, publisher, _after(at_s), _after(at_s), 1, False, payload)
+        (LOG, offset, topic, publisher, _after(at_s), _after(at_s), 1, False, payload, *NO_PROPERTIES)
         for offset, topic, publisher, at_s, payload in sent
     ]
     return spark.createDataFrame(full, from_arrow_schema(bronze.SPEC.schema))

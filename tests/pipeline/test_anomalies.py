@@ -145,7 +145,7 @@ def values(seed: int, jump: float) -> list[float]:
 def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> None:
     """Publish readings (number, value) in this order. The number determines the time."""
     payloads = [
-        json.dumps({"temperature": value, "time": (BEGIN_US + number * STEP_US) / 1e6}).encode()
+        json.dumps({"temperature": value, "unit": "°C", "time": (BEGIN_US + number * STEP_US) / 1e6}).encode()
         for number, value in numbers
     ]
     place.store.append([logs.make_entry(topic, payloads)])

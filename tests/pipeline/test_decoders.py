@@ -149,7 +149,16 @@ def test_error_values_and_bounds() -> None:
         assert reason(payload, topic) == "error value", payload
     assert reason("140", "home/humidity") == "out of bounds"
     assert reason("-300 °C", "home/temperature") == "out of bounds"
-    assert numbers("85", "attic/temperature") == [("temperature", 85.0, "°C")]
+    assert numbers("85 °C", "attic/temperature") == [("temperature", 85.0, "°C")]
+
+
+def test_a_temperature_that_may_be_in_fahrenheit_needs_a_unit() -> None:
+    """Rooms have 50 to 110 °F. Only few measurements are as hot in °C, and their devices mostly state the unit."""
+    assert numbers("49.9", "attic/temperature") == [("temperature", 49.9, "°C")]
+    for payload in ("71.2", "85", '{"temperature": 71.2}', "weather,place=office temperature=82"):
+        assert reason(payload, "attic/temperature") == "ambiguous", payload
+    assert numbers('{"temperature": 71.2, "unit": "°C"}', "attic") == [("temperature", 71.2, "°C")]
+    assert reason('{"dew_point": 60}', "attic") == "ambiguous"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def value_of(kind: pa.DataType, file: int, number: int) -> Any:
         return ("ö" * 80 if number % 2 else "") + str(number)
     if pa.types.is_binary(kind):
         return bytes([number, 255])
+    if pa.types.is_map(kind):
+        return [("unit", str(number)), ("ö", "")]
     if pa.types.is_timestamp(kind):
         return datetime(2026, 11, 15, tzinfo=UTC) + timedelta(microseconds=number)
     if pa.types.is_boolean(kind):
@@ -106,6 +108,9 @@ READERS = [by_delta, by_arrow, by_duckdb, by_polars]
 def check_column(table: LakeTable, rows: pa.Table, name: str, read: Callable[[str, str, str, Any], int]) -> None:
     """Compare the number of rows that a reader finds with a computation that skips no file."""
     known = rows.column(name).to_pylist()
+    if pa.types.is_map(rows.column(name).type):  # readers do not compare maps
+        assert read(table.address, name, NULL, None) == known.count(None), f"{name} is null"
+        return
     present = sorted({value for value in known if value is not None})
     assert read(table.address, name, NULL, None) == known.count(None), f"{name} is null"
     for value in {*present[:2], *present[-2:]}:
@@ -158,7 +163,7 @@ def test_a_lake_of_0_5_0_gets_complete_statistics(tmp_path: Path, spark: SparkSe
     lake = Lake(str(tmp_path / "lake"))
     silver = lake.table(readings.SPEC)
     assert by_delta(silver.address, "quantity", EQUAL, "value") == 0  # wrong
-    assert [lake.table(spec).bring_forward(spark) for spec in ALL] == [0, 1, 1, 0, 2, 0, 0, 0, 0]
+    assert [lake.table(spec).bring_forward(spark) for spec in ALL] == [1, 1, 1, 0, 2, 0, 0, 0, 0]
     assert [lake.table(spec).bring_forward(spark) for spec in ALL] == [0] * len(ALL)
     for spec in ALL:
         table = lake.table(spec)
@@ -183,12 +188,12 @@ def test_files_without_an_added_column_get_its_nulls(tmp_path: Path, spark: Spar
     rng, lake = random.Random(SEED), Lake(str(tmp_path))
     older = lake.table(bronze.SPEC)
     write(older, rows_of(bronze.SPEC, 0, rng), 0)
-    columns = (*bronze.SPEC.columns, TableColumn("content_type", pa.string()))
+    columns = (*bronze.SPEC.columns, TableColumn("note", pa.string()))
     newer = lake.table(TableSpec(bronze.SPEC.name, "", columns, bronze.SPEC.keys, {}))
     assert newer.bring_forward(spark) == 1
     write(newer, rows_of(newer.spec, 1, rng), 1)
     for read in READERS:
-        assert read(newer.address, "content_type", NULL, None) == FILE_ROWS + 3
+        assert read(newer.address, "note", NULL, None) == FILE_ROWS + 3
         assert read(newer.address, "offset", GREATER, -100) == 2 * FILE_ROWS - 3
 
 

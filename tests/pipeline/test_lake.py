@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import FILES
 from godwit.pipeline.lake import (
@@ -244,6 +245,26 @@ def test_an_added_column_is_null_in_older_rows(table: LakeTable) -> None:
     newer.compact()
     newer.vacuum(0)
     assert notes(table.lake.table(NEWER)) == {1: None, 2: "upserted", 4: "appended", 5: "upserted"}
+
+
+def test_bronze_of_0_5_0_gets_the_properties_of_messages(tmp_path: Path, spark: SparkSession) -> None:
+    """Its columns ended with the payload."""
+    lake = Lake(str(tmp_path))
+    added = ("headers", "content_type", "reply_to", "correlation", "expires")
+    columns = tuple(one for one in bronze.SPEC.columns if one.name not in added)
+    row = dict.fromkeys(bronze.SPEC.schema.names) | {"broker": "b", "topic": "t", "payload": b"x", "offset": 0}
+    older = lake.table(replace(bronze.SPEC, columns=columns))
+    older.append_arrow(pa.Table.from_pylist([row], older.spec.schema), {"q": 0})
+    newer = lake.table(bronze.SPEC)
+    headers = [("unit", "C"), ("tag", "1")]
+    more = row | {"offset": 1, "headers": headers, "content_type": "text/plain", "correlation": b"7"}
+    newer.append_arrow(pa.Table.from_pylist([more], bronze.SPEC.schema), {"q": 1})
+    for _ in range(2):
+        found = sorted(newer.arrow(["offset", *added]).to_pylist(), key=lambda one: one["offset"])
+        assert found == [{name: one[name] for name in ("offset", *added)} for one in (row, more)]
+        rows = newer.frame(spark).orderBy("offset").select("headers", "content_type").collect()
+        assert [tuple(one) for one in rows] == [(None, None), (dict(headers), "text/plain")]
+        newer.compact()
 
 
 def test_a_replaced_range_gets_an_added_column(spark: SparkSession, hours: LakeTable) -> None:

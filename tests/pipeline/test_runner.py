@@ -41,7 +41,7 @@ from godwit.pipeline.status import status_of
 from godwit.pipeline.supervisor import RunStats, StepResult
 from godwit.spark.archive import DataLossError
 from godwit.spark.options import read_options
-from godwit.spark.reader import SCHEMA, StreamReader
+from godwit.spark.reader import ALL_COLUMNS, StreamReader
 
 
 def offsets(lake: Lake, spec: TableSpec) -> list[int]:
@@ -176,7 +176,7 @@ print({kind: file["rows"] for kind, file in writer(0)["files"].items()})
 def test_tasks_run_where_godwit_is_not(tmp_path: Path) -> None:
     with served(tmp_path / "data") as place:
         add(place, 5)
-        planner = StreamReader(read_options(options(place), is_stream=True), tuple(SCHEMA.names), 1)
+        planner = StreamReader(read_options(options(place), is_stream=True), tuple(ALL_COLUMNS.names), 1)
         targets = {
             kind: TargetTable(str(tmp_path / kind), spec.schema, {})
             for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)

@@ -18,7 +18,7 @@ from godwit.pipeline.decoders.results import Decoded, Reading
 from godwit.pipeline.decoders.selection import BUILT_IN, DecoderSet
 from godwit.pipeline.lake import TableSpec
 from godwit.spark.options import READING, WRITING, read_options, write_options
-from godwit.spark.reader import SCHEMA
+from godwit.spark.reader import PROPERTIES, SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ def test_options_and_their_defaults() -> None:
     assert [row[0] for row in reading] == [f"`{name}`" for name in READING]
     assert [row[0] for row in writing] == [f"`{name}`" for name in WRITING]
     given = defaults(reading)
-    assert given.keys() == {"archiveTimeout", "startingOffsets", "endingOffsets", "failOnDataLoss"}
+    assert given.keys() == {"archiveTimeout", "startingOffsets", "endingOffsets", "failOnDataLoss", "includeHeaders"}
     assert read_options(GIVEN | given, is_stream=False) == read_options(GIVEN, is_stream=False)
     given = defaults(writing)
     assert given.keys() == {"archiveTimeout", "publisher", "qos", "batch"}
@@ -60,6 +60,9 @@ def test_options_and_their_defaults() -> None:
 def test_columns_of_the_source() -> None:
     assert [row[:2] for row in rows(part("source columns"))] == [
         [one.name, one.dataType.simpleString()] for one in SCHEMA.fields
+    ]
+    assert [row[:2] for row in rows(part("property columns"))] == [
+        [one.name, one.dataType.simpleString()] for one in PROPERTIES.fields
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.archive import logs
 from tests.spark.archives import Served, options, served
 
-from godwit.spark.archive import DataLossError, UnreachableError
+from godwit.spark.archive import Archive, DataLossError, UnreachableError
 from godwit.spark.options import DEFAULT_TIMEOUT_S, OptionError, read_options
-from godwit.spark.reader import SCHEMA, BatchReader, LogPartition, StreamReader
+from godwit.spark.reader import ALL_COLUMNS, SCHEMA, BatchReader, LogPartition, StreamReader
 from godwit.store.maintenance import backup
 from godwit.store.retention import Retention, RetentionRule
+from godwit.wire.extension import Properties, encode_properties
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -108,6 +111,47 @@ def test_only_the_columns_that_are_wanted(tmp_path: Path) -> None:
         stream = reader(options(place), ("payload", "broker"))
         assert rows(stream, {place.log: 0}, {place.log: 2})[1] == {"payload": b"1 ........", "broker": place.log}
         assert len(rows(reader(options(place), ("broker",)), {place.log: 0}, {place.log: 2})) == 2
+
+
+PROPERTY_NAMES = ("headers", "content_type", "reply_to", "correlation", "expires")
+
+
+def test_the_properties_of_messages(tmp_path: Path) -> None:
+    properties = Properties(
+        headers=(("unit", "C"), ("tag", "1"), ("tag", "2")),
+        content_type="text/plain",
+        reply_topic="answers",
+        correlation=b"7",
+        lifetime_us=5_000_000,
+    )
+    with served(tmp_path) as place:
+        place.store.append([logs.make_entry("a", [b"x", b"y"], extension=encode_properties(properties))])
+        place.add(1)
+        found = rows(reader(options(place), tuple(ALL_COLUMNS.names)), {place.log: 0}, {place.log: 3})
+    assert list(found[0]) == ALL_COLUMNS.names
+    expires = datetime.fromtimestamp(logs.NOW_US // 10**6 + 5, UTC)
+    with_all = ([("unit", "C"), ("tag", "2")], "text/plain", "answers", b"7", expires)
+    assert [tuple(row[name] for name in PROPERTY_NAMES) for row in found] == [with_all, with_all, (None,) * 5]
+
+
+def test_an_archive_of_an_older_version_has_no_properties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 0.5.0 does not list its columns, and refuses unknown ones."""
+    info = Archive.info
+    asked: list[Sequence[str]] = []
+    read = Archive.read
+
+    def spy(self: Archive, *given: Any, columns: Sequence[str], **more: Any) -> Any:
+        asked.append(columns)
+        return read(self, *given, columns=columns, **more)
+
+    monkeypatch.setattr(Archive, "info", lambda self: {k: v for k, v in info(self).items() if k != "columns"})
+    monkeypatch.setattr(Archive, "read", spy)
+    with served(tmp_path) as place:
+        place.add(1)
+        found = rows(reader(options(place), ("payload", *PROPERTY_NAMES)), {place.log: 0}, {place.log: 1})
+        assert found == [{"payload": b"0 ........", **dict.fromkeys(PROPERTY_NAMES)}]
+        assert len(rows(reader(options(place), ("headers",)), {place.log: 0}, {place.log: 1})) == 1
+    assert asked == [["payload"], ["offset"]]
 
 
 def test_limits_count_the_rows_of_the_topics_that_are_wanted(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def value_of(sensor: int, number: int) -> float:
 
 
 def body(sensor: int, number: int) -> bytes:
-    return json.dumps({"temperature": value_of(sensor, number), "number": number}).encode()
+    return json.dumps({"temperature": value_of(sensor, number), "unit": "°C", "number": number}).encode()
 
 
 def number_of(payload: bytes) -> int:

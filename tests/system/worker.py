@@ -52,7 +52,7 @@ Role = Callable[..., Awaitable[None]]
 
 
 def roles() -> dict[str, Role]:
-    from tests.system import crowd, hostile, labour, pour, thermometers, traffic
+    from tests.system import crowd, hostile, labour, pour, sharing, thermometers, traffic
 
     return {
         "publish": traffic.publish,
@@ -66,6 +66,7 @@ def roles() -> dict[str, Role]:
         "read_slowly": pour.read_slowly,
         "labour": labour.labour,
         "measure": thermometers.measure,
+        "share": sharing.share,
     }
 
 

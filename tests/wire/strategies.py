@@ -203,6 +203,18 @@ task_infos = st.builds(
     result_bytes=counts,
 )
 
+group_infos = st.builds(
+    c.GroupInfo,
+    name=names,
+    filters=st.lists(names, max_size=3),
+    members=st.lists(names, max_size=3),
+    member_count=counts,
+    position=counts,
+    lag=counts,
+    in_flight=counts,
+    missed=counts,
+    expires_us=counts,
+)
 cursor_infos = st.builds(
     c.CursorInfo,
     client=texts,
@@ -257,9 +269,26 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
         start=st.none() | st.sampled_from(("latest", "earliest")) | counts,
         since_us=st.none() | counts,
         retained=st.booleans(),
+        group=optional_names,
+        group_expiry_s=u(32),
+        max_in_flight=st.none() | st.integers(1, 2**32 - 1),
     ),
-    c.Subscribed: st.builds(c.Subscribed, request=u(32), subscription=u(32), is_new=st.booleans(), next_offset=counts),
-    c.Unsubscribe: st.builds(c.Unsubscribe, request=u(32), subscription=u(32), keep=st.booleans()),
+    c.Subscribed: st.builds(
+        c.Subscribed,
+        request=u(32),
+        subscription=u(32),
+        is_new=st.booleans(),
+        next_offset=counts,
+        group=st.booleans(),
+    ),
+    c.Unsubscribe: st.builds(
+        c.Unsubscribe,
+        request=u(32),
+        subscription=u(32),
+        keep=st.booleans(),
+        record=st.none() | counts,
+        handled=counts,
+    ),
     c.CursorCommit: st.builds(c.CursorCommit, request=u(32), subscription=u(32), offset=counts),
     c.Kicked: st.builds(c.Kicked, subscription=u(32), by=texts, reason=texts),
     c.DeliveryOpen: st.builds(c.DeliveryOpen, subscription=u(32), live=st.booleans()),
@@ -277,6 +306,11 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.CursorList: st.builds(
         c.CursorList, request=u(32), cursors=st.lists(cursor_infos, max_size=3), more=st.booleans(), after=texts
     ),
+    c.ListGroups: st.builds(c.ListGroups, request=u(32), after=optional_names),
+    c.GroupList: st.builds(
+        c.GroupList, request=u(32), groups=st.lists(group_infos, max_size=3), more=st.booleans(), after=texts
+    ),
+    c.DeleteGroup: st.builds(c.DeleteGroup, request=u(32), group=names, filters=st.none() | filters),
     c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),
     c.Work: st.builds(c.Work),
     j.Volunteer: st.builds(

@@ -23,7 +23,7 @@ from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
 from godwit.wire import packet as f
 from godwit.wire import work
-from godwit.wire.control import ClientInfo, ControlMessage, CursorInfo, TopicInfo, Will, Work
+from godwit.wire.control import ClientInfo, ControlMessage, CursorInfo, GroupInfo, TopicInfo, Will, Work
 from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, JobSpec, TaskInfo, WorkerInfo
 from godwit.wire.parameters import Parameters
@@ -138,6 +138,7 @@ PARTS = [
     ("#### `topic_list`", 1, TopicInfo),
     ("#### `client_list`", 1, ClientInfo),
     ("#### `cursor_list`", 1, CursorInfo),
+    ("#### `group_list`", 1, GroupInfo),
     ("#### `job_list`", 1, JobInfo),
     ("#### `job_shown`", 1, TaskInfo),
     ("#### `worker_list`", 1, WorkerInfo),

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from godwit.errors import BufferFullError, GodwitError
+from godwit.errors import BrokerUnreachableError, BufferFullError, GodwitError
 from godwit.net.loop import run as run_loop
 from godwit_bench.report import Report, Result, machine
 
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient
+    from godwit.transport.config import EndpointConfig
 
-CONNECT_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.25
 WAIT_S: Final = 60.0
 """Time without a message after which a subscriber ends."""
 
@@ -32,6 +34,10 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
     broker: str
     name: str | None = None
     secret: bytes = b""
+    timeout_s: float | None = None
+    """Longest time without a connection. None: no limit."""
+    endpoint: EndpointConfig | None = None
+    """Settings of the transport. None: the default."""
     topic: str = "bench/load"
     clients: int = 1
     messages: int = 100_000
@@ -45,7 +51,7 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
         name = self.name if number == 0 else None
         secret = self.secret if number == 0 else b""
-        return connect(self.broker, name=name, secret=secret, timeout_s=CONNECT_TIMEOUT_S)
+        return connect(self.broker, name=name, secret=secret, timeout_s=self.timeout_s, endpoint=self.endpoint)
 
 
 def publish(load: BrokerLoad, on_round: Callable[[str], None]) -> Report:
@@ -84,8 +90,57 @@ def _rates(bench: str, messages: int, size_bytes: int, elapsed_s: float) -> Repo
     return Report(bench, machine(), results, [])
 
 
+@asynccontextmanager
+async def _connected(load: BrokerLoad, count: int) -> AsyncIterator[list[AsyncClient]]:
+    """Yield clients that are online. After an error they end at once, without waiting for confirmations."""
+    clients: list[AsyncClient] = []
+    try:
+        for number in range(count):
+            clients.append(await load.connect(number))
+        yield clients
+    except BaseException:
+        for client in clients:
+            client.abort()
+        raise
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def _run_all(load: BrokerLoad, client: AsyncClient, *parts: Coroutine[Any, Any, None]) -> None:
+    """Run all parts to their end. The first error ends them, and so does the loss of the broker.
+
+    Raises:
+        BrokerUnreachableError: A client has had no connection for longer than the timeout of the load.
+    """
+    working = asyncio.gather(*parts)
+    watching = asyncio.create_task(_watch(load, client))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _watch(load: BrokerLoad, client: AsyncClient) -> NoReturn:
+    lost_at = math.inf
+    while True:
+        await asyncio.sleep(POLL_S)
+        now = time.monotonic()
+        lost_at = math.inf if client.state == "online" else min(lost_at, now)
+        if load.timeout_s is not None and now - lost_at >= load.timeout_s:
+            client.require_open()  # raises the reason if the broker removed the client
+            raise BrokerUnreachableError(
+                f"the broker at {load.broker} was lost ({client.last_reason}) and did not come back within "
+                f"{load.timeout_s:g} s: check that it runs, then try again"
+            )
+
+
 async def _publish(load: BrokerLoad) -> float:
-    clients = [await load.connect(number) for number in range(load.clients)]
     payload = bytes(load.size)
     shares = [load.messages // load.clients + (number < load.messages % load.clients) for number in range(load.clients)]
 
@@ -100,19 +155,13 @@ async def _publish(load: BrokerLoad) -> float:
                     await publisher.ready()
         await publisher.flush()
 
-    try:
+    async with _connected(load, load.clients) as clients:
         began = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for client, count in zip(clients, shares, strict=True):
-                group.create_task(send(client, count))
+        await _run_all(load, clients[0], *(send(*one) for one in zip(clients, shares, strict=True)))
         return time.perf_counter() - began
-    finally:
-        for client in clients:
-            await client.close()
 
 
 async def _subscribe(load: BrokerLoad) -> tuple[int, int, float]:
-    clients = [await load.connect(number) for number in range(load.clients)]
     first, last = 0.0, 0.0
     received = size_bytes = 0
 
@@ -122,36 +171,31 @@ async def _subscribe(load: BrokerLoad) -> tuple[int, int, float]:
         async with client.subscribe(load.topic) as messages:
             batches = messages.batches()
             while left > 0:
-                async with asyncio.timeout(WAIT_S):
-                    batch = await anext(batches)
+                try:
+                    async with asyncio.timeout(WAIT_S):
+                        batch = await anext(batches)
+                except TimeoutError:
+                    raise GodwitError(
+                        f"{received:,} of {load.messages * load.clients:,} messages on {load.topic} arrived, then "
+                        f"none for {WAIT_S:g} s: start godwit bench pub with the same --topic and --messages"
+                    ) from None
                 last = time.perf_counter()
                 first = first or last
                 left -= len(batch)
                 received += len(batch)
                 size_bytes += sum(len(message.payload) for message in batch)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for client in clients:
-                group.create_task(receive(client))
-    except* TimeoutError:
-        expected = load.messages * load.clients
-        raise GodwitError(
-            f"{received:,} of {expected:,} messages on {load.topic} arrived, then none for {WAIT_S:g} s: start godwit "
-            "bench pub with the same --topic and --messages"
-        ) from None
-    finally:
-        for client in clients:
-            await client.close()
+    async with _connected(load, load.clients) as clients:
+        await _run_all(load, clients[0], *map(receive, clients))
     return received, size_bytes, last - first
 
 
 async def _latency(load: BrokerLoad, rate: float) -> list[float]:
     trips_s: list[float] = []
     padding = bytes(max(load.size - 8, 0))
-    publishing, subscribing = await load.connect(0), await load.connect(1)
     now = time.perf_counter
-    try:
+
+    async def measure(publishing: AsyncClient, subscribing: AsyncClient) -> None:
         async with subscribing.subscribe(load.topic) as messages:
             publisher = publishing.publisher(load.topic, qos=load.qos)
 
@@ -161,21 +205,30 @@ async def _latency(load: BrokerLoad, rate: float) -> list[float]:
                     if len(trips_s) == load.messages:
                         return
 
-            receiving = asyncio.create_task(receive())
-            due = now()
-            for _ in range(load.messages):
-                due += 1 / rate
-                await asyncio.sleep(max(due - now(), 0))
-                publisher.send(int(now() * 1e9).to_bytes(8) + padding)
-            await publisher.flush()
-            try:
-                async with asyncio.timeout(WAIT_S):
-                    await receiving
-            except TimeoutError:
+            async def send() -> None:
+                due = now()
+                for _ in range(load.messages):
+                    due += 1 / rate
+                    await asyncio.sleep(max(due - now(), 0))
+                    publisher.send(int(now() * 1e9).to_bytes(8) + padding)
+                await publisher.flush()
+                await asyncio.sleep(WAIT_S)
                 raise GodwitError(
                     f"{len(trips_s):,} of {load.messages:,} messages arrived: the topic {load.topic} lost the others"
-                ) from None
-    finally:
-        await publishing.close()
-        await subscribing.close()
+                )
+
+            sending = asyncio.create_task(send())
+            receiving = asyncio.create_task(receive())
+            try:
+                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    sending.result()
+                await receiving
+            finally:
+                sending.cancel()
+                receiving.cancel()
+                await asyncio.gather(sending, receiving, return_exceptions=True)
+
+    async with _connected(load, 2) as (publishing, subscribing):
+        await _run_all(load, publishing, measure(publishing, subscribing))
     return trips_s

@@ -18,7 +18,8 @@ from itertools import takewhile
 from typing import Final, TypeAlias
 
 from godwit.errors import DecodeError
-from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head
+from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head, extension_of
+from godwit.wire.extension import Properties, decode_properties, encode_properties
 from godwit_sim.checkers import ViolationError
 
 SHARED_TIME_US: Final = 1000
@@ -27,6 +28,8 @@ SHARED_TIME_US: Final = 1000
 ANY_NAME: Final = "*"
 BROKER: Final = "$broker"
 """The name under which the broker itself publishes."""
+SHORT_LIFETIME_US: Final = 500_000
+LONG_LIFETIME_US: Final = 3_600_000_000
 
 OrderKey: TypeAlias = tuple[str, str, int]
 """Publisher (a client's label, or a publisher identity), topic and QoS. Messages with the same key are ordered."""
@@ -76,9 +79,21 @@ class Publication:
     published_us: int | None
     """None for a will, whose time the broker sets."""
     sent_s: float
+    headers: tuple[tuple[str, str], ...] = ()
+    lifetime_us: int | None = None
     confirmed_s: float | None = None
     offsets: list[int] = field(default_factory=list)
     """Its offsets in the log."""
+
+    @property
+    def extension(self) -> bytes:
+        """Its properties as the library encodes them."""
+        return encode_properties(Properties(headers=self.headers, lifetime_us=self.lifetime_us))
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether it may expire in a run, so that it need not be delivered."""
+        return self.lifetime_us is not None and self.lifetime_us <= SHORT_LIFETIME_US
 
     @property
     def is_will(self) -> bool:
@@ -118,11 +133,14 @@ class PublishedMessages:
         qos: int = 1,
         retain: bool = False,
         source: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        lifetime_us: int | None = None,
     ) -> Publication:
         """Return the next message with an order key. `source` is the publisher in the key if it is not the author."""
         order_key = (source or author, topic, qos)
+        position = self._positions.get(order_key, 0)
         return Publication(
-            author, order_key, self._positions.get(order_key, 0), topic, qos, retain, payload, published_us, now
+            author, order_key, position, topic, qos, retain, payload, published_us, now, headers, lifetime_us
         )
 
     def add(self, publication: Publication) -> None:
@@ -180,6 +198,17 @@ class PublishedMessages:
         if publisher not in names and ANY_NAME not in names:
             raise ViolationError(checker, f"{where}: {found} came from {publisher!r}, not one of {sorted(names)}")
         return found
+
+
+def check_headers(checker: str, where: str, publication: Publication, extension: bytes | None) -> None:
+    """Raise ViolationError if a message does not have the headers or the lifetime that it was published with."""
+    found = decode_properties(extension)
+    if found.headers != publication.headers:
+        raise ViolationError(checker, f"{where}: {publication} has the headers {found.headers}")
+    if (found.lifetime_us is None) != (publication.lifetime_us is None) or (
+        found.lifetime_us is not None and found.lifetime_us > (publication.lifetime_us or 0)
+    ):
+        raise ViolationError(checker, f"{where}: {publication} has the lifetime {found.lifetime_us} us")
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
@@ -286,13 +315,16 @@ class LogChecker:
         """Return the first offset that was received at this time or later."""
         return self.begin + bisect_left(self._received_us, time_us)
 
-    def matching(self, filters: Sequence[str], first: int, end: int) -> list[int]:
-        """Return the offsets from `first` up to, but not including, `end` whose topics match one of the filters."""
+    def matching(self, filters: Sequence[str], first: int, end: int, *, required: bool = False) -> list[int]:
+        """Return the offsets from `first` up to, but not including, `end` whose topics match one of the filters.
+
+        `required`: without messages that may have expired.
+        """
         first = max(first, self.begin)
         return [
             offset
             for offset, one in enumerate(self.messages[first - self.begin : max(0, end - self.begin)], first)
-            if matches_any(filters, one.topic)
+            if matches_any(filters, one.topic) and not (required and one.may_expire)
         ]
 
     def appended(self, first_offset: int, entries: Sequence[Entry]) -> list[Publication]:
@@ -313,6 +345,7 @@ class LogChecker:
             publication = self._published.identify(
                 self.NAME, where, entry.topic, payload, published_us, qos, entry.publisher
             )
+            check_headers(self.NAME, where, publication, extension_of(entry))
             self._check(publication, entry, where)
             publication.offsets.append(offset)
             self.messages.append(publication)

@@ -391,9 +391,8 @@ class RestartChecker:
         for kept in state.subscriptions:
             quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
             end = log_end if kept.is_settled else kept.resume_at
-            passed = [
-                one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_unavailable(one)
-            ]
+            matching = self.log.matching(kept.filters, quiet_from, end, required=True)
+            passed = [one for one in matching if not self.log.is_unavailable(one)]
             if passed and not kept.lost:
                 raise self._violation(f"{kept} skips offset {passed[0]}, which matches it")
 

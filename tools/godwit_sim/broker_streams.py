@@ -280,7 +280,7 @@ class Stream:
         first = self._next if self._next is not None else self.start.due
         if first is not None and self._history is not None:
             first = self._history.same_below(self._log.history, first)  # later ones came from a replaced history
-        return [] if first is None else self._log.matching(self.filters, first, offset)
+        return [] if first is None else self._log.matching(self.filters, first, offset, required=True)
 
     def _most_missing(self, offset: int) -> Sequence[int]:
         """Return the offsets below `offset` that may be reported as missed."""

@@ -27,10 +27,11 @@ All public names of `godwit` and `godwit.sync`. The [guide](GUIDE.md) explains h
 the source: `python -m godwit_tools.api_reference` writes it.
 """
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Connect": ("connect", "sync.connect", "run", "Connecting", "EndpointConfig", "Will"),
+    "Connect": ("connect", "sync.connect", "run", "Connecting", "EndpointConfig", "Will", "make_will"),
     "Clients": ("sync.BlockingClient", "AsyncClient", "Statistics", "TopicInfo", "ClientInfo"),
-    "Publish": ("sync.BlockingPublisher", "AsyncPublisher"),
-    "Subscribe": ("sync.BlockingSubscription", "AsyncSubscription", "Message", "Bookmark"),
+    "Publish": ("sync.BlockingPublisher", "AsyncPublisher", "MessageOptions"),
+    "Subscribe": ("sync.BlockingSubscription", "AsyncSubscription", "Message", "Headers", "Bookmark"),
+    "Requests": ("sync.BlockingResponder", "AsyncResponder", "RequestOptions"),
     "Files": ("sync.BlockingFiles", "FileReceiver", "ReceivedFile", "SentFile"),
     "Jobs": ("sync.BlockingJob", "AsyncJob", "JobOptions", "Update", "TaskResult", "TaskView", "JobInfo", "TaskInfo"),
     "Workers": ("Worker", "Task"),

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from godwit.cli.connection import DEFAULT_BROKER, BrokerOption, NameOption, SecretOption, Target
+from godwit.cli.connection import (
+    DEFAULT_BROKER,
+    REQUEST_TIMEOUT_S,
+    ArqOption,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+)
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
 from godwit_bench.report import Report, merged, print_report
@@ -71,6 +80,44 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     from godwit_bench import log as log_bench
 
     _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
+
+
+@app.command("groups", epilog="Example: godwit bench groups --json")
+def groups(
+    rounds: Rounds = 3,
+    messages: Annotated[int, typer.Option(min=100, help="Messages for Godwit; JetStream gets a quarter.")] = 200_000,
+    members: Annotated[int, typer.Option(min=1, max=64, help="Members of the group, a process each.")] = 4,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """A consumer group against the queue consumers of JetStream, pull and push: received and acknowledged messages.
+
+    Takes about a minute. nats-py comes with `make setup`. A missing nats-server is installed with apt-get if you are
+    root; else the error shows the command to install it.
+    """
+    from godwit_bench import groups as groups_bench
+
+    _run(
+        groups_bench.run,
+        as_json,
+        may_install=True,
+        folder=folder,
+        rounds=rounds,
+        messages=messages,
+        members=members,
+    )
+
+
+@app.command("mqtt", epilog="Example: godwit bench mqtt --rounds 3 --json")
+def mqtt(rounds: Rounds = 5, seconds: Seconds = 1.5, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """The MQTT listener against Mosquitto: QoS 0, QoS 1 on disk, 1,000 senders, 1,000 topics, a session that resumes.
+
+    Takes about two minutes, and compiles a small load generator with the C compiler of this machine. A missing
+    mosquitto is installed with apt-get if you are root; else the error shows the command to install it.
+    """
+    from godwit_bench import mqtt as mqtt_bench
+
+    _run(mqtt_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("clients", epilog="Example: godwit bench clients --clients 1000 --seconds 10 --json")
@@ -234,6 +281,17 @@ Quality = Annotated[int, typer.Option(min=0, max=2, help="QoS of the messages.")
 Clients = Annotated[int, typer.Option("--clients", "-c", min=1, max=1000, metavar="N", help="Number of clients.")]
 
 
+def _connection(target: Target) -> dict[str, Any]:
+    """Return the arguments of a load that say which broker it is for, and how it connects."""
+    return {
+        "broker": target.broker,
+        "name": target.name,
+        "secret": target.secret,
+        "timeout_s": target.timeout_s,
+        "endpoint": target.endpoint(),
+    }
+
+
 @app.command("pub", epilog="Example: godwit bench pub --broker broker.local --messages 1000000 --clients 4")
 def pub(
     messages: Messages = 100_000,
@@ -244,16 +302,17 @@ def pub(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Publish to a broker of yours as fast as it confirms. QoS 1 and 2 end when everything is confirmed."""
     from godwit_bench import broker as broker_bench
 
-    target = Target.of(broker, name, secret_file, None)
+    target = Target.of(broker, name, secret_file, timeout, arq)
     load = broker_bench.BrokerLoad(
-        broker=broker, name=name, secret=target.secret, topic=topic, clients=clients, messages=messages, size=size,
-        qos=qos,
-    )  # fmt: skip
+        **_connection(target), topic=topic, clients=clients, messages=messages, size=size, qos=qos
+    )
     _run(broker_bench.publish, as_json, load=load)
 
 
@@ -265,6 +324,8 @@ def sub(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Receive what `godwit bench pub` sends to a broker of yours; each client receives all messages.
@@ -273,10 +334,8 @@ def sub(
     """
     from godwit_bench import broker as broker_bench
 
-    target = Target.of(broker, name, secret_file, None)
-    load = broker_bench.BrokerLoad(
-        broker=broker, name=name, secret=target.secret, topic=topic, clients=clients, messages=messages
-    )
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    load = broker_bench.BrokerLoad(**_connection(target), topic=topic, clients=clients, messages=messages)
     _run(broker_bench.subscribe, as_json, load=load)
 
 
@@ -299,6 +358,8 @@ def latency(
     topic: Topic = "bench/latency",
     name: NameOption = None,
     secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """The round trip of one message against NATS, Mosquitto, Zenoh and a bare UDP relay; or that of a broker of yours.
@@ -314,8 +375,6 @@ def latency(
         return
     from godwit_bench import broker as broker_bench
 
-    target = Target.of(broker, name, secret_file, None)
-    load = broker_bench.BrokerLoad(
-        broker=broker, name=name, secret=target.secret, topic=topic, messages=messages, size=size, qos=qos
-    )
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    load = broker_bench.BrokerLoad(**_connection(target), topic=topic, messages=messages, size=size, qos=qos)
     _run(broker_bench.latency, as_json, load=load, rate=rate)

@@ -40,6 +40,7 @@ _WITHOUT_COMMENT: Final = {
     "access.client.secret": "secret that proves the name; it is never sent",
     "access.rule.clients": "names of clients; `*` matches any characters, `?` one, and `*` alone is every client",
     "access.rule.allow": "rights of these clients",
+    "access.rule.groups": "consumer groups that these clients may join if they may subscribe; `*` and `?` as in names",
     "access.rule.topics": "filters of topics; kinds of work for `submit` and `work`; none for `kick`",
     "log.max_age": "maximum age of messages: a number of seconds, or a text with s, m, h, d or w; default: no limit",
     "log.max_bytes": (

@@ -173,9 +173,9 @@ CODES: Final[dict[Code, Explanation]] = {
         "([sizing](../guides/operations.md#sizing)).",
     ),
     Code.NO_SUCH_CLIENT: Explanation(
-        "No client and no session has this name.",
-        "It was never connected, its session has expired, or the name is misspelt.",
-        "List the names with `godwit clients`.",
+        "No client, session or consumer group has this name.",
+        "It was never connected, its session or the group has expired, or the name is misspelt.",
+        "List the names with `godwit clients` or `godwit groups`.",
     ),
     Code.STORAGE: Explanation(
         "The broker could not write its log, and confirmed nothing.",
@@ -326,6 +326,32 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "It does not run, listens on another address or port, or a firewall blocks UDP.",
         "Start it, check the address, and try `godwit ping --broker HOST:PORT`. A broker listens on this machine "
         "only unless `--listen` or `listen` names another address.",
+    ),
+    "MessageExpiredError": Explanation(
+        "A message with `expires_s` expired before the broker confirmed it.",
+        "The broker was away, or the send buffer was full, for that long.",
+        "Nothing, if the message is useless by now: it was dropped from the queue. Otherwise publish it again, with a"
+        " longer time.",
+    ),
+    "RequestError": Explanation(
+        "A request to another client has no result.",
+        "One of the three kinds below.",
+        "Catch this class to treat them alike.",
+    ),
+    "NoResponderError": Explanation(
+        "`request` was called, and no client is subscribed to its topic.",
+        "No responder is connected, or it is subscribed to other topics.",
+        "Start a responder: `@client.replies(topic)`, or `godwit reply TOPIC --exec CMD`. Compare the topics.",
+    ),
+    "NoReplyError": Explanation(
+        "No reply to a request arrived within `timeout_s`.",
+        "The responder is slow or was lost, or the only subscriber of the topic does not reply, such as a logger.",
+        "Give it more time, or repeat the request: the responder may handle it twice.",
+    ),
+    "RequestFailedError": Explanation(
+        "The handler of a responder raised an exception.",
+        "The text names the responder and its exception.",
+        "Correct the request, or the handler. `error.reply` is the reply.",
     ),
     "ReplyTimeoutError": Explanation(
         "A call with `timeout_s` was not confirmed or answered in time.",

@@ -1,6 +1,6 @@
 """The actions of the archive: JSON in, JSON out, by the name of the action.
 
-info               log_id, first_offset, next_offset, marks (the retention floors), epochs
+info               log_id, first_offset, next_offset, marks (the retention floors), epochs, columns
 offset_for_time    offset
 measure            offset, rows, bytes
 topics             topics: name, messages, payload_bytes, last_us; in pages
@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from godwit.archive.call_limits import BusyError
+from godwit.archive.columns import ALL_COLUMNS
 from godwit.archive.range_reader import ReaderPool, measure
 from godwit.archive.requests import (
     AbortRequest,
@@ -109,6 +110,7 @@ class Actions:
                     "next_offset": reader.next_offset(),
                     "marks": reader.retention_floors(),
                     "epochs": [(row.id.hex(), row.first_offset) for row in reader.epochs()],
+                    "columns": ALL_COLUMNS,
                 }
 
         yield self._readers.ask(collect)

@@ -23,6 +23,7 @@ from godwit.errors import LogDamagedError
 from godwit.limits import KIB
 from godwit.store.block import BlockLayout, decode_names
 from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN
+from godwit.wire.extension import NO_PROPERTIES, Properties, decode_properties
 
 LOG_ID: Final = b"godwit.log_id"
 """Key of the log id in the metadata of the schema; the value is in hexadecimal digits."""
@@ -44,9 +45,17 @@ _FIELDS: Final[dict[str, pa.DataType]] = {
     "retained": pa.bool_(),
     "payload": pa.binary(),
     "extension": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "content_type": pa.string(),
+    "reply_to": pa.string(),
+    "correlation": pa.binary(),
+    "expires": _TIME,
 }
 ALL_COLUMNS: Final = tuple(_FIELDS)
-COLUMNS: Final = tuple(name for name in ALL_COLUMNS if name != "extension")
+PROPERTY_COLUMNS: Final = ("headers", "content_type", "reply_to", "correlation", "expires")
+"""The properties of messages. They are decoded from the extension of a batch, once for all its messages."""
+EXTENSION_COLUMNS: Final = frozenset(("extension", *PROPERTY_COLUMNS))
+COLUMNS: Final = tuple(name for name in ALL_COLUMNS if name not in EXTENSION_COLUMNS)
 """The columns of a request that does not name any. Readers such as Spark have a fixed schema: none is added here."""
 
 _Numbers: TypeAlias = "npt.NDArray[Any]"
@@ -77,7 +86,7 @@ class MessageColumns:
         Args:
             blocks: At least one.
             choice: Selects topics; messages of the others are left out.
-            with_extensions: Read the column `extension`, too.
+            with_extensions: Read the extensions, for EXTENSION_COLUMNS.
         """
         joined = _JoinedBlocks(blocks)
         offset = blocks[0].at.first_offset
@@ -93,6 +102,7 @@ class MessageColumns:
         if int(self._counts.sum()) != len(self._lengths) or int(self._lengths.sum()) != self._data.size:
             raise _contradiction(offset)
         self._extensions: Any = None
+        self._properties: list[Properties] | None = None
         if with_extensions:
             lengths = joined.u32("extension_bytes_at", joined.batches)
             data = joined.extensions()
@@ -122,6 +132,14 @@ class MessageColumns:
         """Return the offset of a row."""
         batch = int(np.searchsorted(self._row_ends, row, "right"))
         return int(self._offsets[batch]) + row - int(self._row_ends[batch] - self._counts[batch])
+
+    def properties(self) -> list[Properties]:
+        """Return the properties of each batch."""
+        if self._properties is None:
+            self._properties = [
+                NO_PROPERTIES if one is None else decode_properties(one) for one in self._extensions.to_pylist()
+            ]
+        return self._properties
 
     def cuts(self, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         """Yield runs of these rows that take at most `max_bytes` as Arrow, or have one row. Names are repeated."""
@@ -223,6 +241,36 @@ class _RowRange:
     def extension(self) -> Any:
         batches = np.arange(len(self._rows._counts))[self._batches]
         return self._rows._extensions.take(pa.array(self._repeated(batches)))
+
+    def headers(self) -> Any:
+        """Names with their values; of a repeated name the last one, because the keys of a map are unique."""
+        return self._property("headers", lambda one: list(dict(one.headers).items()) if one.headers else None)
+
+    def content_type(self) -> Any:
+        return self._property("content_type", lambda one: one.content_type)
+
+    def reply_to(self) -> Any:
+        return self._property("reply_to", lambda one: one.reply_topic)
+
+    def correlation(self) -> Any:
+        return self._property("correlation", lambda one: one.correlation)
+
+    def expires(self) -> Any:
+        """The time from which a message counts as expired, by the broker's clock."""
+        received = self._rows._received[self._batches].tolist()
+        times = [
+            None if one.lifetime_us is None else min(received_us + one.lifetime_us, MAX_TIME_US)
+            for one, received_us in zip(self._rows.properties()[self._batches], received, strict=True)
+        ]
+        return self._taken(pa.array(times, _FIELDS["expires"]))
+
+    def _property(self, name: str, value: Callable[[Properties], Any]) -> Any:
+        found = [value(one) for one in self._rows.properties()[self._batches]]
+        return self._taken(pa.array(found, _FIELDS[name]))
+
+    def _taken(self, values: Any) -> Any:
+        """Repeat an Arrow array of values of batches for each of their messages."""
+        return values.take(pa.array(self._repeated(np.arange(len(values)))))
 
     def _repeated(self, values: _Numbers) -> _Numbers:
         """Repeat values of batches for each of their messages."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import pyarrow as pa
 
-from godwit.archive.columns import ROW_BYTES, MessageColumns, OpenBlock, schema_of
+from godwit.archive.columns import EXTENSION_COLUMNS, ROW_BYTES, MessageColumns, OpenBlock, schema_of
 from godwit.archive.requests import MeasureRequest, ReadRequest
 from godwit.errors import StorageError
 from godwit.limits import MIB
@@ -202,7 +202,7 @@ class RangeReader:
         choice = None if self._selection.is_everything else self._selection.among
         has_rows = False
         for group in _groups(blocks, max_bytes):
-            rows = MessageColumns(group, choice, with_extensions="extension" in self.schema.names)
+            rows = MessageColumns(group, choice, with_extensions=not EXTENSION_COLUMNS.isdisjoint(self.schema.names))
             for first, until in rows.cuts(rows.row_of(start), rows.row_of(stop), max_bytes):
                 batch = rows.record_batch(self.schema, first, until)
                 yield RangePiece(batch, rows.offset_of(until - 1) + 1, lost)

@@ -38,6 +38,8 @@ class Rule:
     allow: frozenset[Action]
     topics: tuple[str, ...] = ()
     """Topic filters; not needed to kick."""
+    groups: tuple[str, ...] = (EVERYONE,)
+    """Consumer groups that may be joined with the right to subscribe: names, in which * and ? are special."""
 
     def __post_init__(self) -> None:
         if not self.clients or "" in self.clients:
@@ -120,6 +122,19 @@ class Access:
             return False
         proved_name = name if is_listed else None
         return any(rule.allows(proved_name, action, topic) for rule in self._rules_for(proved_name))
+
+    def may_join(self, name: str | None, proved: bool, group: str, topic: str) -> bool:
+        """Return whether a client may subscribe to a whole filter as a member of a consumer group."""
+        if self.is_open:
+            return True
+        is_listed = name is not None and name in self.secrets
+        if is_listed and not proved:
+            return False
+        proved_name = name if is_listed else None
+        return any(
+            rule.allows(proved_name, "subscribe", topic) and any(is_like(group, glob) for glob in rule.groups)
+            for rule in self._rules_for(proved_name)
+        )
 
     def _rules_for(self, name: str | None) -> list[Rule]:
         if name is None:

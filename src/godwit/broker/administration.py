@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -14,19 +15,21 @@ from godwit.broker.admission import Admission
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Notice
+from godwit.broker.group import GroupMember
+from godwit.broker.groups import GroupPage, Groups, GroupStatus
 from godwit.broker.identities import Identities, PublisherProgress
 from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
-from godwit.broker.session import Session
+from godwit.broker.session import Session, is_group_session
 from godwit.broker.settings import Policy
 from godwit.broker.subscription import FilterTable
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, BadTopicError
 from godwit.wire.control_base import Code
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import GROUP_PREFIX, RESERVED, is_inbox
 
 PAGE_BYTES: Final = 64 * 1024
 """How long a page of a list may become: half of what a control message may have."""
@@ -44,6 +47,8 @@ STEPS_PER_TURN: Final = 4000
 """What a turn may spend on lists, beyond its last page: a few milliseconds."""
 PAGE_STEPS: Final = 20
 """The cost of a page beside its search and its items."""
+MEMBERS_SHOWN: Final = 100
+"""Names of members in the list of groups."""
 MAX_LISTS_WAITING: Final = 256
 """Requests of one client that wait to be answered."""
 
@@ -123,6 +128,7 @@ class Administration:
     _subscriptions: SubscriptionRequests
     _admission: Admission
     _jobs: JobService
+    _groups: Groups
     _effects: list[Effect]
 
     def create(self, session: Session, name: str) -> None:
@@ -184,7 +190,7 @@ class Administration:
             if steps >= STEPS_PER_SEARCH:
                 return TopicPage(found, steps, last)
             steps += 1
-            if topic is not None:
+            if topic is not None and not topic.is_inbox:
                 steps += RULE_STEPS
                 if self._may_see(session, topic.name):
                     room -= 4 * len(topic.name) + ITEM_BYTES
@@ -223,6 +229,8 @@ class Administration:
         found: list[ClientStatus] = []
         room = PAGE_BYTES
         for known in self._admission.sessions.after(after):
+            if is_group_session(known.name):
+                continue
             status, cost_bytes = _client_status(known)
             room -= cost_bytes
             if room < 0 and found:
@@ -239,7 +247,7 @@ class Administration:
             )
         if client is not None:
             known = self._admission.sessions.get(client)
-            if known is None:
+            if known is None or is_group_session(client):
                 raise RequestFailure(Code.NO_SUCH_CLIENT, f"the client {client!r} does not exist")
             found, _ = self._cursors_of(known)
             return CursorPage(found, ITEM_STEPS * (1 + len(found)))
@@ -247,6 +255,9 @@ class Administration:
         room, steps = PAGE_BYTES, 0
         last = after or ""
         for known in self._admission.sessions.after(after):
+            if is_group_session(known.name):
+                steps += 1
+                continue
             found, cost_bytes = self._cursors_of(known)
             room -= cost_bytes
             if (room < 0 and cursors) or steps >= STEPS_PER_SEARCH:
@@ -280,13 +291,51 @@ class Administration:
             found.append(status)
         return found, min(cost_bytes, PAGE_BYTES)
 
+    def groups(self, session: Session, after: str | None) -> GroupPage:
+        """Return a page of the consumer groups: all for a client that may kick, else the ones it may join."""
+        access = self._catalogue.settings.access
+        may_kick = access.may(session.principal, session.is_proved, "kick", "")
+        found: list[GroupStatus] = []
+        room, steps = PAGE_BYTES, 0
+        last = after or ""
+        for group in self._groups.after(after):
+            steps += 1
+            if steps >= STEPS_PER_SEARCH:
+                return GroupPage(found, steps, last)
+            is_visible = may_kick or all(
+                access.may_join(session.principal, session.is_proved, group.name, text) for text in group.filters
+            )
+            if is_visible:
+                status = self._groups.status(group, MEMBERS_SHOWN)
+                room -= 4 * sum(map(len, (status.name, *status.filters, *status.members))) + ITEM_BYTES
+                if room < 0 and found:
+                    return GroupPage(found, steps, last)
+                steps += ITEM_STEPS + len(status.members)
+                found.append(status)
+            last = group.session.name
+        return GroupPage(found, steps)
+
+    def delete_group(self, session: Session, name: str, filters: list[str] | None) -> None:
+        """Delete the consumer groups of a name, or only that of these filters, for a client that may kick."""
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
+            text = f"{session.name} may not delete the group {name!r}: this needs the right to kick"
+            raise RequestFailure(Code.NOT_ALLOWED, text)
+        wanted = None if filters is None else tuple(sorted(set(filters)))
+        found = self._groups.delete(name, wanted, session.name)
+        if not found:
+            of = "" if wanted is None else f" of {', '.join(wanted)}"
+            raise RequestFailure(Code.NO_SUCH_CLIENT, f"the group {name!r}{of} does not exist")
+        text = f"{session.name} deleted the group {name}"
+        shown = [" + ".join(group.filters) for group in found]
+        self._effects.append(Notice("group_deleted", text, session.fields(group=name, filters=shown)))
+
     def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
         """Remove a client and its session, or (with filters) one of its subscriptions."""
         access = self._catalogue.settings.access
         if not access.may(session.principal, session.is_proved, "kick", ""):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
         target = self._admission.sessions.get(name)
-        if target is None:
+        if target is None or is_group_session(name):
             raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {name!r}")
         why = f": {reason}" if reason else ""
         fields = session.fields(client=target.name, by=session.name, reason=reason)
@@ -310,7 +359,12 @@ class Administration:
     def _kick_subscription(self, session: Session, target: Session, filters: list[str], reason: str) -> None:
         wanted = tuple(sorted(set(filters)))
         found = [one for one in target.subscriptions.values() if one.filters == wanted]
-        if not found:
+        members = [
+            one for one in (target.peer.members if target.peer is not None else ()) if _shared_filters(one) == wanted
+        ]
+        for member in members:
+            self._groups.remove(member, session.name, reason)
+        if not found and not members:
             raise RequestFailure(
                 Code.NOT_SUBSCRIBED,
                 f"{target.name} has no subscription to {', '.join(wanted)}: see its list of clients",
@@ -334,17 +388,28 @@ class Administration:
             return "the broker's access rules have changed: connect again"
         for publication in list(peer.publications):
             name = publication.topic.name
-            if not access.may(session.principal, session.is_proved, "publish", name):
+            if not (publication.topic.is_inbox or access.may(session.principal, session.is_proved, "publish", name)):
                 self._publications.close(publication)
                 publication.ended(Code.NOT_ALLOWED, f"{session.name} may no longer publish to {name!r}")
+        for member in list(peer.members):
+            group = member.group
+            rights = [access.may_join(session.principal, session.is_proved, group.name, text) for text in group.filters]
+            if not all(rights):
+                self._groups.remove(member, "the broker", "the access rules no longer allow it")
         for subscription in list(peer.subscriptions):
             if isinstance(subscription, FilterTable):
                 self._subscriptions.remove_forbidden(subscription)
                 continue
             filters = subscription.filters
-            if not all(access.may(session.principal, session.is_proved, "subscribe", text) for text in filters):
+            may = partial(access.may, session.principal, session.is_proved, "subscribe")
+            if not all(is_inbox(text) or may(text) for text in filters):
                 self._subscriptions.remove(subscription, "the broker", "the access rules no longer allow it")
         return None
+
+
+def _shared_filters(member: GroupMember) -> tuple[str, ...]:
+    """Return the filters of a member of a group, as MQTT writes them."""
+    return tuple(f"{GROUP_PREFIX}{member.group.name}/{text}" for text in member.group.filters)
 
 
 def _client_status(session: Session) -> tuple[ClientStatus, int]:
@@ -357,6 +422,12 @@ def _client_status(session: Session) -> tuple[ClientStatus, int]:
         if cost_bytes > PAGE_BYTES:
             break
         subscriptions.append(list(subscription.filters))
+    for member in peer.members if peer is not None else ():
+        filters = list(_shared_filters(member))
+        cost_bytes += sum(4 * len(text) + 4 for text in filters) + 4
+        if cost_bytes > PAGE_BYTES:
+            break
+        subscriptions.append(filters)
     status = ClientStatus(
         name=session.name,
         address=peer.address if peer is not None else "",

@@ -26,14 +26,14 @@ from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import ANONYMOUS, Bucket
-from godwit.broker.session import Session, Sessions, check_chosen, check_name, made_name
+from godwit.broker.session import Session, Sessions, check_chosen, check_name, is_group_session, made_name
 from godwit.broker.topics import check_topic
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionRow
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, split
 
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
 """How long a restarted broker waits for the clients that were connected: they may notice by their idle timeout only."""
@@ -90,6 +90,8 @@ class Admission:
         self._wills: list[tuple[int, int, Session]] = []
         """A heap of the times when delayed wills are published. Entries of clients that returned are skipped."""
         self._serial = 0
+        self.on_session_forgotten: Callable[[Session], None] = lambda session: None
+        """Called with each session that is deleted."""
         self._now_us = 0
         """The time of the last input."""
 
@@ -176,7 +178,7 @@ class Admission:
 
     def _require_room(self, peer: Peer, is_proved: bool) -> None:
         settings = self._catalogue.settings
-        is_full = len(self.sessions) >= settings.max_sessions
+        is_full = len(self.sessions) - self.sessions.groups >= settings.max_sessions
         if is_full and not (is_proved and self._make_room()):
             raise RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here")
         limit = settings.max_sessions_per_host
@@ -366,7 +368,7 @@ class Admission:
             self._publish_will(session, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
-        self._keep_for_later(session, now_us)
+        self.keep_for_later(session, now_us)
         self._admit_next(session.name, now_us)
 
     def on_stopped(self, peer: Peer, now_us: int) -> None:
@@ -405,13 +407,25 @@ class Admission:
             self._publications.close(publication)
         for subscription in list(peer.subscriptions):
             self._delivery.detach(subscription)
+            if subscription.is_inbox:
+                del session.subscriptions[subscription.key]
+                session.filter_levels -= len(split(subscription.filters[0]))
+                self._delivery.end(subscription)
+        for member in list(peer.members):
+            member.group.owner.leave(member)
         self._jobs.handle_disconnect(peer, now_us)
         session.peer = None
 
-    def _keep_for_later(self, session: Session, now_us: int) -> None:
-        # A session without subscriptions has nothing to remember.
+    def keep_for_later(self, session: Session, now_us: int) -> None:
+        """Keep a session whose client is gone until it expires.
+
+        A session without subscriptions has nothing to remember but a will that waits for its time.
+        """
         if session.expiry_s and session.is_remembered and session.subscriptions:
             self._end_at(session, now_us + session.expiry_s * 1_000_000)
+            self._dirty.session(session)
+        elif session.will_due_us is not None:
+            self._end_at(session, session.will_due_us)
             self._dirty.session(session)
         else:
             self.forget(session)
@@ -426,10 +440,13 @@ class Admission:
     def abandon(self, session: Session, now_us: int) -> None:
         """Its client was connected when the broker stopped, and has not returned: it is gone unexpectedly."""
         session.is_awaited = False
+        if is_group_session(session.name):
+            self.keep_for_later(session, now_us)
+            return
         self._publish_will(session, now_us)
         text = f"{session.name} did not come back after the broker's restart"
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
-        self._keep_for_later(session, now_us)
+        self.keep_for_later(session, now_us)
 
     def restore(self, row: SessionRow, now_us: int) -> Session:
         """Add a session that existed before the broker was restarted, as yet without its subscriptions."""
@@ -465,6 +482,7 @@ class Admission:
         for subscription in list(session.subscriptions.values()):
             self._delivery.end(subscription)
         session.subscriptions.clear()
+        self.on_session_forgotten(session)
         if self.sessions.get(session.name) is session:
             del self.sessions[session.name]
         self._dirty.session(session)
@@ -486,9 +504,8 @@ class Admission:
                 self.abandon(session, now_us)
             else:
                 self.forget(session)
-                self._effects.append(
-                    Notice("session_expired", f"the session of {session.name} expired", session.fields())
-                )
+                what = "group" if is_group_session(session.name) else "session of"
+                self._effects.append(Notice("session_expired", f"the {what} {session.name} expired", session.fields()))
         next_us = [heap[0][0] for heap in (endings, self._wills) if heap]
         while (due := self._names.first_due()) is not None:
             name, until_us = due

@@ -21,13 +21,14 @@ from godwit.broker.catalogue import BROKER_NAME, Catalogue, PublisherNumbers
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import BrokerEvent, Committed, Effect, Failed, Found, Import, Located, Losing, Notice, Tick
+from godwit.broker.groups import Groups
 from godwit.broker.identities import Identities
 from godwit.broker.imports import Imports
 from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import DeferredCredit
-from godwit.broker.session import Sessions
+from godwit.broker.session import Sessions, is_group_session
 from godwit.broker.settings import Settings
 from godwit.broker.subscription import BrokerSubscription
 from godwit.broker.subscriptions import SubscriptionRequests
@@ -63,8 +64,6 @@ class Broker:
         self.inputs = 0
         """How many events `handle`, or a protocol beside its own turn, has had: if it has changed, end_turn is to be
         called."""
-        self.now_us = now_us
-        """The time of the present turn. It never goes backwards."""
         self.log_id = log_id
         self.epochs = epochs
         self._peers: dict[Peer, None] = {}
@@ -81,6 +80,7 @@ class Broker:
         self._identities = identities = Identities(dirty)
         self._catalogue = catalogue = Catalogue(settings, dirty)
         self._delivery = delivery = Delivery(catalogue, numbers, dirty, effects)
+        delivery.now_us = now_us
         delivery.first_offset = first_offset
         delivery.next_offset = next_offset
         self.append_queue = queue = AppendQueue(catalogue, delivery, identities, dirty, effects)
@@ -92,8 +92,12 @@ class Broker:
         self._admission = admission = Admission(
             catalogue, numbers, delivery, publications, queue, dirty, jobs, effects, sessions, entropy
         )
+        self.groups = groups = Groups(
+            catalogue, delivery, dirty, admission, effects, sessions, lambda: self.now_us, subscriptions.next_serial
+        )
+        subscriptions.groups = groups
         self.administration = Administration(
-            catalogue, delivery, identities, publications, subscriptions, admission, jobs, effects
+            catalogue, delivery, identities, publications, subscriptions, admission, jobs, groups, effects
         )
         self.lists, self.deferred_credit = ListQueue(), DeferredCredit()
         if state is not None:
@@ -111,7 +115,12 @@ class Broker:
             Import: self._imports.handle,
             Tick: self._on_tick,
         }
-        # The ports that are called for every message or request are the parts' own methods, without a layer in between.
+        self._expose_ports()
+
+    def _expose_ports(self) -> None:
+        """Offer the methods of the parts as ports, without a layer in between: they are called for every message."""
+        publications, subscriptions, groups = self._publications, self._subscriptions, self.groups
+        queue, admission, delivery = self.append_queue, self._admission, self._delivery
         self.open_publication = publications.open
         self.close_publication = publications.close
         self.publish = publications.publish
@@ -127,6 +136,10 @@ class Broker:
         self.release = subscriptions.release
         self.complete = subscriptions.complete
         self.when_stored = queue.when_stored
+        self.drop_shared = subscriptions.drop_shared
+        self.leave_group = groups.leave
+        self.acknowledge_in_group = groups.acknowledge
+        self.resume_members = groups.resume
         self.change_expiry = admission.change_expiry
         self.acknowledge = delivery.acknowledge
         self.resume = delivery.resume
@@ -145,7 +158,9 @@ class Broker:
             self._admission.restore(session, now_us)
         for row in state.subscriptions:
             owner = self.sessions.get(row.session)
-            if owner is not None:
+            if owner is not None and is_group_session(owner.name):
+                self.groups.restore(owner, row)
+            elif owner is not None:
                 self._subscriptions.restore(owner, row)
         for filter_row in state.filters:
             if (owner := self.sessions.get(filter_row.session)) is not None:
@@ -234,8 +249,13 @@ class Broker:
             self._expire_at_us = self._admission.expire(now_us)
         if self.jobs.due_us is not None and self.jobs.due_us <= now_us:
             self.jobs.handle_timer(now_us)
+        retained_us = self._catalogue.retained_due_us
+        if retained_us is not None and retained_us <= now_us:
+            self._catalogue.drop_expired(now_us)
         if self.lists.waiting:
             self.lists.serve(now_us)
+        if self.groups.sweep_at_us is not None and self.groups.sweep_at_us <= now_us:
+            self.groups.sweep(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None
             self._dirty.save_some()
@@ -286,6 +306,12 @@ class Broker:
         jobs_us = self.jobs.due_us
         if jobs_us is not None and jobs_us < at_us:
             at_us = jobs_us
+        groups_us = self.groups.sweep_at_us
+        if groups_us is not None and groups_us < at_us:
+            at_us = groups_us
+        retained_us = self._catalogue.retained_due_us
+        if retained_us is not None and retained_us < at_us:
+            at_us = retained_us
         if self.lists.waiting:
             lists_us = self.lists.due_us
             if lists_us is not None and lists_us < at_us:
@@ -293,6 +319,15 @@ class Broker:
         return at_us
 
     # -- getters, and what a log in memory asks -----------------------------------------------------------------------
+
+    @property
+    def now_us(self) -> int:
+        """The time of the present turn. It never goes backwards."""
+        return self._delivery.now_us
+
+    @now_us.setter
+    def now_us(self, now_us: int) -> None:
+        self._delivery.now_us = now_us
 
     @property
     def settings(self) -> Settings:
@@ -333,8 +368,9 @@ class Broker:
         publications = self._publications
         return {
             "uptime_s": (self.now_us - self._started_us) // 1_000_000,
-            "clients/connected": sum(session.peer is not None for session in self.sessions.values()),
-            "clients/sessions": len(self.sessions),
+            "clients/connected": sum(peer.session is not None for peer in self._peers if peer.is_open),
+            "clients/sessions": len(self.sessions) - self.sessions.groups,
+            "groups": len(self.groups),
             "subscriptions": delivery.subscriptions,
             "topics": len(self._catalogue),
             "retained": self._catalogue.retained_count,

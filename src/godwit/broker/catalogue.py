@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,7 +16,8 @@ from godwit.broker.topics import TopicTree, check_topic
 from godwit.limits import MAX_TOPIC_NODES
 from godwit.wire.batch import QOS_SHIFT, Entry, extension_of, last_message, make_entry
 from godwit.wire.changes import RetainedRow, TopicRow
-from godwit.wire.filters import RESERVED
+from godwit.wire.extension import lifetime_of
+from godwit.wire.filters import RESERVED, is_inbox
 
 if TYPE_CHECKING:
     from godwit.broker.subscription import BrokerSubscription
@@ -28,6 +30,8 @@ RETAINED_COST_BYTES: Final = 256
 """The memory for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
 """Publishers' names that have a number; beyond it the least recently used one is deleted, and gets another later."""
+MIN_EXPIRING: Final = 1000
+"""The times at which retained messages expire are cleared of replaced ones when there are more than this."""
 NEAR_QUOTA: Final = 8
 """Unused topics of a client are searched for when less than this fraction of its quota is left."""
 TOPICS_EXAMINED: Final = 64
@@ -38,15 +42,17 @@ class Topic:
     """One topic. Unless it was created explicitly it can be deleted, and added again later under another number."""
 
     __slots__ = (
-        "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "last_us", "matching", "messages",
-        "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "retained", "retained_version",
-        "routes", "settlings",
+        "creator", "generation", "is_created", "is_gone", "is_inbox", "is_logged", "is_stored", "last_us", "matching",
+        "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "retained",
+        "retained_version", "routes", "settlings",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
         self.name = name
         self.number = number
         """Stands for the name: no other topic ever has the same number."""
+        self.is_inbox = is_inbox(name)
+        """Whether its messages are replies: forwarded to the one subscriber at once, and not logged."""
         self.policy: Policy = settings.policy_of(name)
         self.is_logged = settings.is_logged(name)
         """Whether its messages of QoS 0 are logged too."""
@@ -181,6 +187,8 @@ class Catalogue:
         self._topics_of = Usage()
         self.retained_version = 0
         """How often a retained message was set or cleared."""
+        self._expiring: list[tuple[int, int, str]] = []
+        """A heap: when retained messages expire, with their version and topic. Some may have been replaced since."""
         for name in settings.topics:
             self.create(name, is_created=True)
 
@@ -246,7 +254,12 @@ class Catalogue:
     def release(self, name: str) -> None:
         """The last subscription to exactly this topic has ended: delete it if it was never used otherwise."""
         topic = self._topics.get(name)
-        if topic is not None and not topic.messages and self._is_unused(topic):
+        if topic is None:
+            return
+        if topic.is_inbox:
+            self._own -= 1
+            self._delete(topic)
+        elif not topic.messages and self._is_unused(topic):
             self._delete(topic)
 
     def delete(self, topic: Topic) -> None:
@@ -335,6 +348,31 @@ class Catalogue:
             self._with_retained.discard(topic.name)
         else:
             self._with_retained.add(topic.name)
+            lifetime_us = lifetime_of(message.extension) if message.extension else None
+            if lifetime_us is not None:
+                heappush(self._expiring, (message.received_us + lifetime_us, message.version, topic.name))
+                if len(self._expiring) > 2 * len(self._with_retained) + MIN_EXPIRING:
+                    self._expiring = [one for one in self._expiring if self._expires(one)]
+                    heapify(self._expiring)
+
+    def _expires(self, one: tuple[int, int, str]) -> bool:
+        """Return whether the retained message of an entry of the heap is still the one of its topic."""
+        topic = self._topics.get(one[2])
+        return topic is not None and topic.retained is not None and topic.retained.version == one[1]
+
+    @property
+    def retained_due_us(self) -> int | None:
+        """When to call drop_expired."""
+        return self._expiring[0][0] if self._expiring else None
+
+    def drop_expired(self, now_us: int) -> None:
+        """Clear the retained messages that have expired."""
+        while self._expiring and self._expiring[0][0] <= now_us:
+            one = heappop(self._expiring)
+            if self._expires(one):
+                topic = self._topics[one[2]]
+                self.retain(topic, None)
+                self._dirty.retained(topic)
 
     def retain_last(self, topic: Topic, entry: Entry, offset: int) -> bool:
         """Retain the last message of a batch, which has this offset.

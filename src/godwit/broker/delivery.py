@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, Topic
 from godwit.broker.dirty_state import DirtyState
@@ -22,9 +22,13 @@ from godwit.broker.subscription import (
     lose,
 )
 from godwit.broker.topics import FilterTrie
-from godwit.wire.batch import RETAIN, Entry, without_first
-from godwit.wire.filters import is_pattern, matches
+from godwit.wire.batch import HAS_EXTENSION, RETAIN, Entry, without_first
+from godwit.wire.extension import expiry_of
+from godwit.wire.filters import is_inbox, is_pattern, matches
 from godwit.wire.retention_floors import lost_below
+
+if TYPE_CHECKING:
+    from godwit.broker.session import Session
 
 LEAST_READ_BYTES: Final = 64 * 1024
 READS_AT_ONCE: Final = 4
@@ -63,6 +67,8 @@ class Delivery:
         """No connected subscription needs anything below, as of the last check."""
         self.marks: dict[str, int] = {}
         """How far retention has deleted messages, by rule: see godwit.wire.retention_floors."""
+        self.now_us = 0
+        """The time of the present turn."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""
@@ -83,6 +89,10 @@ class Delivery:
     def has_filter(self, text: str) -> bool:
         """Return whether any subscription, connected or not, has exactly this filter."""
         return text in self._trie
+
+    def owns_inbox(self, session: Session, text: str) -> bool:
+        """Return whether no other session is subscribed to an inbox."""
+        return all(one.session is session for one in self._trie.match(text))
 
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
@@ -157,6 +167,8 @@ class Delivery:
         if one.until is None:
             self._generation += 1
             self._trie.remove(text, subscription)
+            if is_inbox(text) and text not in self._trie:
+                self._catalogue.release(text)
         if subscription.done_below(self.next_offset) >= subscription.sent_below or one.since >= subscription.sent_below:
             subscription.discard(text)
         else:
@@ -172,7 +184,10 @@ class Delivery:
         peer = subscription.peer
         if peer is None or not requests:
             return
-        subscription.retained_pending[:0] = reversed(requests)
+        texts = {request.filter for request in requests}
+        # A request that has not begun is replaced by the next one for its filter: their number remains bounded.
+        waiting = [one for one in subscription.retained_pending if one.after or one.filter not in texts]
+        subscription.retained_pending = [*reversed(requests), *waiting]
         if subscription.is_live:
             subscription.position = self.next_offset
             self._fall_behind(subscription, peer)
@@ -284,8 +299,14 @@ class Delivery:
         routes = topic.routes
         if routes:
             end = offset + entry.count
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
+            batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
+            if batch is None:
+                return 0
+            skipped = 0
             for one in routes:
+                if one.no_local and one.is_own(entry):
+                    skipped += 1
+                    continue
                 if one.is_live:
                     peer = one.peer
                     assert peer is not None
@@ -304,14 +325,21 @@ class Delivery:
                     else:
                         one.position = offset
                         self._fall_behind(one, peer)
-        return len(routes)
+            return len(routes) - skipped
+        return 0
 
     def forward_live(self, topic: Topic, publisher: int, entry: Entry) -> int:
         """Forward a batch of QoS 0 that is not logged. Return how many connected subscriptions it is for."""
         routes = self.routes(topic)
         if routes:
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
+            batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
+            if batch is None:
+                return 0
+            skipped = 0
             for one in routes:
+                if one.no_local and one.is_own(entry):
+                    skipped += 1
+                    continue
                 peer = one.peer
                 assert peer is not None
                 if one.outbound.put_live(batch):
@@ -320,7 +348,19 @@ class Delivery:
                     self.unflushed[one.outbound] = None
                 else:
                     self.live_dropped += entry.count
-        return len(routes)
+            return len(routes) - skipped
+        return 0
+
+    def _make_batch(
+        self, topic: Topic, publisher: int, entry: Entry, flags: int, offset: int, end_offset: int
+    ) -> OutboundBatch | None:
+        """Return a batch for subscribers, or None if its messages have expired."""
+        remaining_us = None
+        if flags & HAS_EXTENSION and (expires_us := expiry_of(entry)) is not None:
+            remaining_us = expires_us - self.now_us
+            if remaining_us <= 0:
+                return None
+        return OutboundBatch(topic, publisher, entry, flags, offset, end_offset, remaining_us)
 
     def flush(self) -> None:
         """End a turn: have all batches sent that were put."""
@@ -419,6 +459,19 @@ class Delivery:
         peer.behind[subscription] = None
         self._lagging[subscription] = None
 
+    def rewind(self, subscription: BrokerSubscription, offset: int) -> None:
+        """Read the log again from an offset on: messages of a consumer group are to be sent to another member."""
+        peer = subscription.peer
+        assert peer is not None
+        self._stop_reading(subscription, peer)
+        if subscription.is_live:
+            self._fall_behind(subscription, peer)
+            subscription.position = self.next_offset
+        subscription.position = max(min(offset, subscription.position), self.first_offset)
+        subscription.is_full = False
+        self._needed_bound = min(self._needed_bound, subscription.position)
+        self._advance(subscription, peer)
+
     # -- from the log to a subscription that is behind ----------------------------------------------------------------
 
     def on_found(self, found: Found, now_us: int) -> None:
@@ -483,7 +536,7 @@ class Delivery:
         end = offset + entry.count
         batch: OutboundBatch | None = None
         for one in subscriptions:
-            if one.is_full or one.position >= end:
+            if one.is_full or one.position >= end or (one.no_local and one.is_own(entry)):
                 continue
             if one.position > offset:
                 if self._send_entry(one, peer, offset, entry):
@@ -493,7 +546,9 @@ class Delivery:
             if batch is None:
                 topic = self._catalogue.adopt(entry.topic)
                 number = self._numbers.number(entry.publisher)
-                batch = OutboundBatch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+                batch = self._make_batch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+                if batch is None:
+                    return
             if self._put_batch(one, peer, batch):
                 one.note_sent(offset, end)
                 one.position = end
@@ -523,6 +578,8 @@ class Delivery:
                 matching[entry.topic] = subscription.spans(entry.topic)
             spans = matching[entry.topic]
             is_wanted = spans is EVERYWHERE or any(first <= offset < stop for first, stop in spans)
+            if subscription.no_local and subscription.is_own(entry):
+                is_wanted = False
             if is_wanted and not self._send_entry(subscription, peer, offset, entry):
                 return
             subscription.position = end
@@ -531,7 +588,7 @@ class Delivery:
         _pass_hole(subscription, end_offset)
 
     def _send_entry(self, subscription: BrokerSubscription, peer: Peer, offset: int, entry: Entry) -> bool:
-        """Return False if there is no room for it."""
+        """Return False if there is no room for it. One that has expired is passed over."""
         if subscription.lost:
             self._report_gap(subscription)
         if offset < subscription.position:
@@ -539,24 +596,16 @@ class Delivery:
             offset = subscription.position
         topic = self._catalogue.adopt(entry.topic)
         end = offset + entry.count
-        if not self._put(subscription, peer, topic, entry, entry.flags & ~RETAIN, offset, end):
+        number = self._numbers.number(entry.publisher)
+        batch = self._make_batch(topic, number, entry, entry.flags & ~RETAIN, offset, end)
+        if batch is None:
+            subscription.pass_over(offset, end)
+            return True
+        if not self._put_batch(subscription, peer, batch):
             subscription.is_full = True
             return False
         subscription.note_sent(offset, end)
         return True
-
-    def _put(
-        self,
-        subscription: BrokerSubscription,
-        peer: Peer,
-        topic: Topic,
-        entry: Entry,
-        flags: int,
-        offset: int,
-        end_offset: int,
-    ) -> bool:
-        number = self._numbers.number(entry.publisher)
-        return self._put_batch(subscription, peer, OutboundBatch(topic, number, entry, flags, offset, end_offset))
 
     def _put_batch(self, subscription: BrokerSubscription, peer: Peer, batch: OutboundBatch) -> bool:
         if not subscription.outbound.put(batch):
@@ -596,13 +645,16 @@ class Delivery:
                     ):  # else it is newer than the request: it came live, or comes from the log
                         entry = message.entry(topic.name)
                         start = subscription.position
-                        if not self._put(subscription, peer, topic, entry, entry.flags, message.offset, start):
-                            pending.append(request)
-                            subscription.is_full = True
-                            return
-                        if not subscription.sent:  # it has not everything until this is acknowledged
-                            subscription.sent.append([start, start])
-                        left -= 1
+                        number = self._numbers.number(entry.publisher)
+                        batch = self._make_batch(topic, number, entry, entry.flags, message.offset, start)
+                        if batch is not None and not (subscription.no_local and subscription.is_own(entry)):
+                            if not self._put_batch(subscription, peer, batch):
+                                pending.append(request)
+                                subscription.is_full = True
+                                return
+                            if not subscription.sent:  # it has not everything until this is acknowledged
+                                subscription.sent.append([start, start])
+                            left -= 1
                 request.after = position
 
     # -- messages that are deleted from the log -----------------------------------------------------------------------

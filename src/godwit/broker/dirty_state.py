@@ -139,6 +139,8 @@ class DirtyState:
         """The subscription has moved or ended. Return whether that is stored."""
         if not self.is_durable or not (subscription.is_stored or subscription.session.outlives_restart):
             return False
+        if subscription.is_inbox:
+            return False
         self._dirty.subscriptions[subscription] = None
         self.is_marked = True
         return True
@@ -327,6 +329,7 @@ def _subscription(
     key = one.key
     if table is not None:
         _pass(table, resume_at, dirty)
+    high, unfinished = one.pending()
     return SubscriptionRow(
         one.session.name,
         *key,
@@ -336,6 +339,8 @@ def _subscription(
         is_settled=one.is_settled,
         created_at=0 if table is None else table.created_at,
         sent_below=0 if table is None else table.numbers.sent_below,
+        high=high,
+        unfinished=unfinished,
     )
 
 

@@ -22,9 +22,13 @@ and calls these functions of godwit.broker.broker.Broker:
     acknowledge(subscription, offset)     the client's application has processed everything below the offset
     resume(peer)                          an Outbound of this peer has room again
     commit, unsubscribe                   move a named cursor; end or pause a subscription
+    leave_group                           end the membership in a consumer group (godwit.broker.groups)
+    acknowledge_in_group(member, ...)     the client has processed messages of a batch that was put to a member
+    resume_members(peer)                  as resume, for members of groups
     open_table(peer, outbound)            the session's one subscription whose filters come and go, see FilterRequest
     add_filters, remove_filters           change these filters
     hold_identifier, free_identifier      remember a message of QoS 2 that the client identifies by a number
+    drop_shared(table, filter)            remove the filter of a group whose membership has ended
     release, complete                     the two steps of a client that receives a message with QoS 2
     change_expiry(session, expiry_s)      how long the session is kept after the connection has ended
     disconnect(peer, ...)                 the connection has ended
@@ -51,10 +55,11 @@ from godwit.wire.epochs import Epoch
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
+    from godwit.broker.group import GroupMember
     from godwit.broker.identities import PublisherKey
     from godwit.broker.quotas import Bucket
     from godwit.broker.session import Session
-    from godwit.broker.subscription import BrokerSubscription, Lookup
+    from godwit.broker.subscription import BrokerSubscription, Lookup, TableFilter
 
 READ_BYTES: Final = 512 * 1024
 """How much a subscription that is behind reads from the log at once."""
@@ -102,7 +107,7 @@ class Peer:
     """One connection of a client. A protocol overrides the methods; the core maintains the attributes."""
 
     __slots__ = (
-        "address", "behind", "bucket", "host", "is_open", "login_by_us", "lookups", "messages_out",
+        "address", "behind", "bucket", "host", "is_open", "login_by_us", "lookups", "members", "messages_out",
         "pending_replies", "publications", "reading", "running_lookups", "session", "since_us", "subscriptions",
     )  # fmt: skip
 
@@ -124,6 +129,8 @@ class Peer:
         """Those of them that read the log, the next one to read first."""
         self.reading: dict[BrokerSubscription, None] = {}
         """Those of them that wait for an answer of the log."""
+        self.members: dict[GroupMember, None] = {}
+        """Its memberships in consumer groups."""
         self.lookups: dict[Outbound, Lookup] = {}
         """Subscriptions that begin at a time whose offset is not known yet."""
         self.running_lookups = 0
@@ -196,8 +203,18 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = None
     since_us: int | None = None
     """Begin with the first message received at or after this time; not together with `start`."""
+    group: str | None = None
+    """The name of a consumer group: the subscription is a member of it. `start` and `since_us` are for a new group."""
+    group_expiry_s: int = 0
+    """How long the group is kept after its last member has left."""
+    max_in_flight: int | None = None
+    """Messages that may be in flight at the member."""
     retained: bool = False
     """Whether retained messages are sent first, also to a subscription that resumes."""
+    retain_handling: Literal["always", "if new", "never"] | None = None
+    """When retained messages are sent first; None: to a new subscription that begins at the end of the log."""
+    no_local: bool = False
+    """Whether the client's own messages are not sent to it."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
 
@@ -217,6 +234,8 @@ class SubscribeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to a subscribe request."""
 
     subscription: BrokerSubscription
+    member: GroupMember | None = None
+    """The membership, of a subscription in a consumer group."""
     is_new: bool
     """False: this connection receives the subscription already; the Outbound of the request is not used."""
     next_offset: int
@@ -238,10 +257,17 @@ class SubscribeReply(Protocol):
 class OutboundBatch:
     """Messages of one topic and publisher on their way to subscribers; the same object for all of them."""
 
-    __slots__ = ("encodings", "end_offset", "entry", "flags", "offset", "publisher_number", "topic")
+    __slots__ = ("encodings", "end_offset", "entry", "flags", "offset", "publisher_number", "remaining_us", "topic")
 
     def __init__(
-        self, topic: Topic, publisher_number: int, entry: Entry, flags: int, offset: int, end_offset: int
+        self,
+        topic: Topic,
+        publisher_number: int,
+        entry: Entry,
+        flags: int,
+        offset: int,
+        end_offset: int,
+        remaining_us: int | None = None,
     ) -> None:
         self.topic = topic
         self.publisher_number = publisher_number
@@ -253,6 +279,8 @@ class OutboundBatch:
         """Of the first message in the log; 0 for a message of QoS 0 that is not in the log."""
         self.end_offset = end_offset
         """What Broker.acknowledge is called with when the client has processed the batch."""
+        self.remaining_us = remaining_us
+        """The time until the messages expire, when the batch was made; None if they do not expire."""
         self.encodings: dict[str, Any] = {}
         """Where a protocol, by its name, may keep the encoded form for the next subscriber."""
 
@@ -260,11 +288,13 @@ class OutboundBatch:
 class Outbound:
     """Where the messages of one subscription go, while its client is connected. A protocol overrides the methods."""
 
-    __slots__ = ("subscription",)
+    __slots__ = ("member", "subscription")
 
     def __init__(self) -> None:
+        self.member: GroupMember | None = None
+        """Set by the core while a member of a consumer group uses this object."""
         self.subscription: BrokerSubscription | None = None
-        """Set by the core while the subscription uses this object."""
+        """Set by the core while the subscription uses this object. For a member of a group it remains None."""
 
     def begin(self, offset: int) -> None:
         """The subscription is attached; its messages begin at this offset."""
@@ -272,6 +302,10 @@ class Outbound:
     def room(self) -> int:
         """Return how many bytes may be put now, 0 if none: then call Broker.resume when that has changed."""
         return READ_BYTES
+
+    def room_for(self, batch: OutboundBatch) -> int:
+        """Return how many messages of a batch may be put now; asked only for a member of a consumer group."""
+        return batch.entry.count
 
     def put(self, batch: OutboundBatch) -> bool:
         """Send a batch to the client, or return False if there is no room for it: it is read from the log later."""
@@ -297,6 +331,10 @@ class Outbound:
 
     def close(self) -> None:
         """The subscription has ended or is paused, and the connection remains. Nothing is put any more."""
+
+    def member_outbound(self, filter: TableFilter) -> Outbound:
+        """Return where the messages of a consumer group go, of a session whose filters come and go."""
+        raise NotImplementedError
 
     def removed(self, by: str, reason: str) -> None:
         """An operator or new access rules have removed the subscription; `close` has been called."""

@@ -21,6 +21,7 @@ from godwit.wire.batch import (
     RETAIN,
     Entry,
     extension_of,
+    has_times,
     last_message,
     longest_message,
     make_entry,
@@ -29,8 +30,8 @@ from godwit.wire.batch import (
 )
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
-from godwit.wire.extension import decode_extension
-from godwit.wire.filters import RESERVED
+from godwit.wire.extension import check_properties
+from godwit.wire.filters import RESERVED, is_inbox
 
 LATEST_US: Final = 2**62
 """The latest time of publication: later ones are mistakes, and would not fit the log."""
@@ -51,7 +52,9 @@ def check_extension(entry: Entry) -> bytes:
     if extension is None:
         return b""
     try:
-        decode_extension(extension)
+        properties = check_properties(extension)
+        if properties.lifetime_us is not None and has_times(entry):
+            raise DecodeError("extension", "EXPIRY in a batch whose messages have times of their own")
     except DecodeError as error:
         raise RequestFailure(Code.MALFORMED, f"a batch for {shown(entry.topic)} is not accepted: {error}") from None
     return extension
@@ -100,6 +103,12 @@ class Publications:
 
     def _require_topic(self, session: Session, name: str) -> Topic:
         settings = self._catalogue.settings
+        if is_inbox(name):  # its name, which only the requester and its responders know, is the right to reply
+            inbox = self._catalogue.get(name)
+            if inbox is None:
+                text = f"no client waits for replies at {name!r}: the requester has left"
+                raise RequestFailure(Code.NO_SUCH_TOPIC, text)
+            return inbox
         if name.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
         topic = self._catalogue.get(name)
@@ -173,7 +182,11 @@ class Publications:
         topic.messages += count
         topic.payload_bytes += all_bytes
         topic.last_us = now_us
-        if publication.qos:
+        if topic.is_inbox:
+            reached = self._queue.forward_live(topic, session.publisher_number, entries)
+            if receipt is not None:
+                receipt.accepted(reached)
+        elif publication.qos:
             self._fresh.append(Pending(receipt, topic, session.publisher_number, size_bytes, entries))
         else:
             is_logged = topic.is_logged or publication.is_logged
@@ -200,6 +213,8 @@ class Publications:
                 text = f"a message is longer than the {max_bytes} bytes that this broker takes"
                 raise RequestFailure(Code.TOO_LARGE, text)
             extension = check_extension(entry)
+            if entry.flags & RETAIN and publication.topic.is_inbox:
+                raise RequestFailure(Code.NOT_ALLOWED, "a reply is not retained: publish it without the flag")
             if entry.flags & RETAIN and publication.qos:  # QoS 0 is delivered even if it is not retained
                 self._queue.is_retaining = True
                 payload, _ = last_message(entry)

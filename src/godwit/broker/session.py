@@ -13,6 +13,7 @@ from godwit.broker.quotas import ANONYMOUS, Usage
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
 from godwit.wire.control import Will
+from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
     from godwit.broker.ports import Peer
@@ -32,6 +33,11 @@ def check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the name {name!r} is no valid Unicode text: choose another") from None
+
+
+def is_group_session(name: str) -> bool:
+    """Return whether this is the name of the session of a consumer group, see godwit.broker.groups."""
+    return name.startswith(GROUP_PREFIX)
 
 
 def made_name(instance: bytes) -> str:
@@ -114,6 +120,8 @@ class Sessions(dict[str, Session]):
         self._order: list[str] | None = None
         """Sorted names, from the first request for a list on."""
         self._of_hosts = Usage()
+        self.groups = 0
+        """The number of sessions of consumer groups among them."""
 
     def __setitem__(self, name: str, session: Session) -> None:
         former = self.get(name)
@@ -121,6 +129,8 @@ class Sessions(dict[str, Session]):
             self._count(former, -1)
         elif self._order is not None:
             insort(self._order, name)
+        if former is None:
+            self.groups += is_group_session(name)
         super().__setitem__(name, session)
         self._count(session, 1)
 
@@ -144,6 +154,7 @@ class Sessions(dict[str, Session]):
     def __delitem__(self, name: str) -> None:
         session = self[name]
         super().__delitem__(name)
+        self.groups -= is_group_session(name)
         self._count(session, -1)
         if self._order is not None:
             del self._order[bisect_left(self._order, name)]

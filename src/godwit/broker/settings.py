@@ -33,6 +33,8 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "max_sessions": (1, 2**24),
     "max_sessions_per_host": (1, 2**24),
     "max_session_expiry_s": (0, 2**32 - 1),
+    "max_groups": (0, 2**20),
+    "group_ack_s": (0.1, 24 * 3600),
     "lease_s": (0.1, 24 * 3600),
     "job_keep_s": (0, 366 * 24 * 3600),
 }
@@ -79,6 +81,10 @@ class Settings:
     max_sessions_per_host: int = limits.MAX_SESSIONS_PER_HOST
     """Sessions under names that were not proved, from one IPv4 address or one 64-bit network of IPv6."""
     max_session_expiry_s: int = limits.MAX_SESSION_EXPIRY_S
+    max_groups: int = limits.MAX_GROUPS
+    """Consumer groups."""
+    group_ack_s: float = limits.GROUP_ACK_S
+    """A member of a group that acknowledges nothing for this time loses its messages to others that are idle."""
     lease_s: float = limits.LEASE_S
     """A worker that reports nothing for this time loses its tasks."""
     job_keep_s: float = limits.JOB_KEEP_S

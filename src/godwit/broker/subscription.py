@@ -23,13 +23,15 @@ import msgspec
 from godwit.broker.dirty_state import SAVED_AT_ONCE, TABLE_KEY, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
 from godwit.broker.topics import FilterTrie
-from godwit.wire.filters import matches
+from godwit.wire.filters import GROUP_PREFIX, is_inbox, matches
 from godwit.wire.retention_floors import lost_below
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.effects import Losing, Read
+    from godwit.broker.group import GroupMember
     from godwit.broker.session import Session
+    from godwit.wire.batch import Entry
 
 IDLE_SWEEPS: Final = 3
 """A connected subscription settles when nothing was sent to it between two sweeps that are this many apart: one with
@@ -73,14 +75,15 @@ class BrokerSubscription:
     """The state of one subscription. Delivery changes it."""
 
     __slots__ = (
+        "_filters",
         "acknowledged_below",
         "counted_from",
         "cursor",
-        "filters",
         "gaps",
         "holes_below",
-        "is_abandoned", "is_full", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
+        "is_abandoned", "is_full", "is_inbox", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
         "lost",
+        "no_local",
         "outbound",
         "peer",
         "position",
@@ -104,8 +107,11 @@ class BrokerSubscription:
         self.serial = serial
         """Subscriptions are served in the order in which they were created."""
         self.session = session
-        self.filters = filters
-        """Sorted, without duplicates."""
+        self._filters: tuple[str, ...] | None = filters
+        self.is_inbox = len(filters) == 1 and is_inbox(filters[0])
+        """Whether it is for replies to this connection's requests: it ends with the connection, and is not stored."""
+        self.no_local = False
+        """Whether messages of its own client are left out."""
         self.cursor = cursor
         """With a name the position moves by commits alone."""
         self.peer: Peer | None = None
@@ -155,6 +161,17 @@ class BrokerSubscription:
         """Whether the store has it, so that it outlives a restart."""
 
     @property
+    def filters(self) -> tuple[str, ...]:
+        """Sorted, without duplicates."""
+        if self._filters is None:
+            self._filters = self._sorted_filters()
+        return self._filters
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        """Return the filters when they have changed: only those of a FilterTable do."""
+        raise NotImplementedError
+
+    @property
     def key(self) -> tuple[tuple[str, ...], str | None]:
         """By which its session knows it."""
         return self.filters, self.cursor
@@ -189,6 +206,10 @@ class BrokerSubscription:
         """Return where it would resume if it is absent or has a named cursor. `end_offset` is the log's end."""
         return end_offset if self.is_settled else self.resume_at
 
+    def is_own(self, entry: Entry) -> bool:
+        """Return whether the client of this subscription has published a batch."""
+        return entry.publisher == self.session.name
+
     def is_resumed_from(self, offset: int, end_offset: int) -> bool:
         """Return whether it would get the same messages from this offset on as from where it would resume.
 
@@ -214,6 +235,17 @@ class BrokerSubscription:
         """
         return sum([count for count, offset in self.gaps if self.cursor is None or offset <= self.resume_at])
 
+    def pending(self) -> tuple[int, tuple[int, ...]]:
+        """Return SubscriptionRow.high and SubscriptionRow.unfinished, which only a consumer group has."""
+        return 0, ()
+
+    def pass_over(self, offset: int, end: int) -> None:
+        """Messages of these offsets were not sent, because they have expired."""
+
+    def count_needed(self, spans: Sequence[Span], first: int) -> int:
+        """Return how many messages of these ranges it has not got, if it needs all from an offset on."""
+        return sum([max(end - max(offset, first), 0) for offset, end in spans])
+
     def note_sent(self, offset: int, end: int) -> None:
         """Record that the messages of these offsets are on their way to the client."""
         sent = self.sent
@@ -235,6 +267,11 @@ class TableFilter(msgspec.Struct):
     identifier: int = 0
     until: int | None = None
     """It was removed: only messages below this offset match, because they may have been sent."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a membership in a consumer group."""
+        return self.text.startswith(GROUP_PREFIX)
 
 
 class PacketNumbers:
@@ -266,13 +303,15 @@ class FilterTable(BrokerSubscription):
     `filters` are the present ones. Removed ones are remembered in the table until the position has passed them.
     """
 
-    __slots__ = ("_trie", "created_at", "is_written", "numbers", "table", "version")
+    __slots__ = ("_trie", "created_at", "is_written", "members", "numbers", "table", "version")
 
     def __init__(self, serial: int, session: Session, offset: int, created_at: int) -> None:
         super().__init__(serial, session, (), None, offset)
         self.table: dict[str, TableFilter] = {}
         self._trie: FilterTrie[str] = FilterTrie()
-        """Of all filters in the table."""
+        """Of all filters in the table, except the ones of consumer groups: `$share/NAME/FILTER`."""
+        self.members: dict[str, GroupMember] = {}
+        """The memberships for these, while the client is connected."""
         self.created_at = created_at
         """The end of the log when the session began."""
         self.numbers = PacketNumbers(offset)
@@ -301,20 +340,30 @@ class FilterTable(BrokerSubscription):
 
     def put(self, one: TableFilter) -> None:
         """Add a filter, or replace it."""
-        if one.text not in self.table:
+        if one.text not in self.table and not one.is_shared:
             self._trie.add(one.text, one.text)
         self.table[one.text] = one
         self._changed()
 
     def discard(self, text: str) -> None:
         """Forget a filter."""
-        if self.table.pop(text, None) is not None:
-            self._trie.remove(text, text)
+        one = self.table.pop(text, None)
+        if one is not None:
+            if not one.is_shared:
+                self._trie.remove(text, text)
             self._changed()
 
     def _changed(self) -> None:
         self.version += 1
-        self.filters = tuple(sorted([text for text, one in self.table.items() if one.until is None]))
+        self._filters = None  # a client may add thousands at once: they are sorted when they are needed
+
+    def _sorted_filters(self) -> tuple[str, ...]:
+        return tuple(sorted([text for text, one in self.table.items() if one.until is None and not one.is_shared]))
+
+    @property
+    def shared(self) -> list[TableFilter]:
+        """The filters of consumer groups."""
+        return [one for one in self.table.values() if one.is_shared]
 
     def passed(self, offset: int) -> list[str]:
         """Return the removed filters that are not needed any more when the position is at this offset."""
@@ -374,12 +423,10 @@ def count_losses(
     for offset, entry in losing.entries:
         spans_of.setdefault(entry.topic, []).append((offset, min(offset + entry.count, losing.floor)))
     for topic, spans in spans_of.items():
-        count = sum([end - offset for offset, end in spans])
         for one in matching(topic):
             first = needs_from.get(one)
             if first is not None:
-                needs_all = first <= spans[0][0]
-                one.lost += count if needs_all else sum([max(end - max(offset, first), 0) for offset, end in spans])
+                one.lost += one.count_needed(spans, first)
 
 
 # -- quiet subscriptions ----------------------------------------------------------------------------------------------

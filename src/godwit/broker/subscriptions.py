@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from godwit.broker.append_queue import AppendQueue
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import TABLE_KEY, DirtyState
 from godwit.broker.effects import Effect, Locate, Located, Notice
+from godwit.broker.groups import Groups
 from godwit.broker.ports import (
     FilterRequest,
     Outbound,
@@ -35,7 +38,7 @@ from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.changes import FilterRow, PacketRow, SubscriptionRow
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch, same_below
-from godwit.wire.filters import RESERVED, is_pattern, split
+from godwit.wire.filters import GROUP_PREFIX, REPLIES, RESERVED, is_inbox, is_pattern, split, split_group
 
 LOOKUPS_AT_ONCE: Final = 4
 """Per client: starts by time that the log is asked for at once."""
@@ -54,8 +57,16 @@ class SubscriptionRequests:
     _effects: list[Effect]
     _epochs: Sequence[Epoch] = ()
 
+    groups: Groups = field(init=False)
+
     def __post_init__(self) -> None:
         self._next_serial = 0
+
+    def next_serial(self) -> int:
+        """Return the number of the next subscription."""
+        serial = self._next_serial
+        self._next_serial += 1
+        return serial
 
     def subscribe(self, peer: Peer, request: SubscribeRequest, outbound: Outbound, reply: SubscribeReply) -> None:
         """Attach a subscription of the peer's session to an outbound; create it if it is new.
@@ -63,6 +74,7 @@ class SubscriptionRequests:
         The outcome comes through `reply`: at once, or when the start was looked up and the subscription is stored.
         """
         try:
+            request = _with_group(request)
             self._subscribe(peer, request, outbound, reply, None)
         except RequestFailure as failure:
             reply.refused(failure.code, failure.text)
@@ -74,6 +86,9 @@ class SubscriptionRequests:
         session = peer.session
         assert session is not None
         filters = self._check(session, request)
+        if request.group is not None:
+            self._join(peer, request, filters, outbound, reply, offset)
+            return
         subscription = session.subscriptions.get((filters, request.cursor))
         if subscription is not None and subscription.peer is not None:
             reply.subscribed(self._result(request, subscription, is_new=False))
@@ -84,17 +99,16 @@ class SubscriptionRequests:
             self._require_room(session, filters, replaced)
         former = min(replaced, key=_quiet_from, default=None)
         if request.since_us is not None and offset is None:
-            if sum([not lookup.is_running for lookup in peer.lookups.values()]) >= MAX_LOOKUPS:
-                text = f"{MAX_LOOKUPS} subscriptions wait for their start to be looked up: try again later"
-                raise RequestFailure(Code.TOO_MANY, text)
-            peer.lookups[outbound] = Lookup(peer, request, outbound, reply)
-            self._look_up(peer)
+            self._begin_lookup(peer, request, outbound, reply)
             return
         known_below = self._known_below(request)
         start = self._start(request, subscription or former, offset, known_below)
         self._create_topics(session, filters)
         is_latest = request.start == "latest" or (request.start is None and offset is None and former is None)
         with_retained = request.retained or (subscription is None and is_latest)
+        if request.retain_handling is not None:
+            is_wanted = request.retained or subscription is None or request.retain_handling == "always"
+            with_retained = request.retain_handling != "never" and is_wanted
         resumes = subscription is not None and request.start is None and offset is None
         is_offset = offset is not None or isinstance(request.start, int)
         end = self._delivery.next_offset
@@ -117,6 +131,7 @@ class SubscriptionRequests:
             self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
         if known_below is not None and isinstance(request.start, int) and request.start > known_below:
             self._notify_replaced(session, filters, request.start, known_below)
+        subscription.no_local = request.no_local
         self._delivery.attach(
             subscription,
             peer,
@@ -131,6 +146,51 @@ class SubscriptionRequests:
             self._queue.when_stored(peer, lambda: reply.subscribed(result))
         else:
             reply.subscribed(result)
+
+    def _join(
+        self,
+        peer: Peer,
+        request: SubscribeRequest,
+        filters: tuple[str, ...],
+        outbound: Outbound,
+        reply: SubscribeReply,
+        offset: int | None,
+    ) -> None:
+        """Subscribe as a member of a consumer group."""
+        session = peer.session
+        assert session is not None
+        assert request.group is not None
+        group = self.groups.get(request.group, filters)
+        if group is None and request.since_us is not None and offset is None:
+            self._begin_lookup(peer, request, outbound, reply)
+            return
+        self._require_room(session, filters)
+        self.groups.require_room(session, request.group, filters)
+        start = self._delivery.next_offset if group is not None else self._start(request, None, offset, None)
+        self._create_topics(session, filters)
+        member, must_wait = self.groups.join(
+            peer,
+            request.group,
+            filters,
+            outbound,
+            start=start,
+            expiry_s=request.group_expiry_s,
+            limit=request.max_in_flight,
+        )
+        source = member.group.source
+        position = source.restart_position(self._delivery.next_offset)[0]
+        result = SubscribeResult(subscription=source, member=member, is_new=True, next_offset=position)
+        if must_wait:
+            self._queue.when_stored(peer, lambda: reply.subscribed(result))
+        else:
+            reply.subscribed(result)
+
+    def _begin_lookup(self, peer: Peer, request: SubscribeRequest, outbound: Outbound, reply: SubscribeReply) -> None:
+        if sum([not lookup.is_running for lookup in peer.lookups.values()]) >= MAX_LOOKUPS:
+            text = f"{MAX_LOOKUPS} subscriptions wait for their start to be looked up: try again later"
+            raise RequestFailure(Code.TOO_MANY, text)
+        peer.lookups[outbound] = Lookup(peer, request, outbound, reply)
+        self._look_up(peer)
 
     def _same_cursor(self, session: Session, cursor: str | None) -> list[BrokerSubscription]:
         """Return the subscriptions with this cursor and other filters, which a new one replaces.
@@ -280,6 +340,12 @@ class SubscriptionRequests:
         assert isinstance(table, FilterTable)
         self.remove_forbidden(table)
         self._delivery.attach(table, peer, outbound, table.resumes_at(end), resumes=not is_new)
+        table.members.clear()
+        for one in table.shared:
+            try:
+                self._join_shared(table, one)
+            except RequestFailure:
+                self.drop_shared(table, one.text)
         return table
 
     def _add_table(self, session: Session, offset: int, created_at: int) -> FilterTable:
@@ -295,7 +361,9 @@ class SubscriptionRequests:
             one = TableFilter(row.filter, row.since, row.options, row.identifier, row.until)
             table.is_written = True
             session.filter_levels += _levels((row.filter,))
-            if row.until is None:
+            if is_inbox(row.filter) and row.until is None:
+                self._catalogue.own(row.filter)
+            if row.until is None and not one.is_shared:
                 self._delivery.add_filter(table, one)
             else:
                 table.put(one)
@@ -358,6 +426,8 @@ class SubscriptionRequests:
         """Return whether the filter is new."""
         session = table.session
         text = request.filter
+        if text.startswith(GROUP_PREFIX):
+            return self._add_shared(table, request)
         self._check_filter(session, text)
         known = table.table.get(text)
         if known is None:
@@ -367,17 +437,68 @@ class SubscriptionRequests:
         self._delivery.add_filter(table, TableFilter(text, since, request.options, request.identifier))
         return known is None or known.until is not None
 
-    def _check_filter(self, session: Session, text: str) -> None:
-        settings = self._catalogue.settings
+    def _add_shared(self, table: FilterTable, request: FilterRequest) -> bool:
+        """Join a consumer group, or join it again with other options. Return False: no retained messages are sent."""
+        text = request.filter
+        one = TableFilter(text, self._delivery.next_offset, request.options, request.identifier)
+        if text not in table.table:
+            self._require_room(table.session, (text,))
+        self._join_shared(table, one)
+        if text not in table.table:
+            table.session.filter_levels += _levels((text,))
+        table.put(one)
+        return False
+
+    def _join_shared(self, table: FilterTable, one: TableFilter) -> None:
+        session, peer = table.session, table.peer
+        assert peer is not None
+        name, pattern = split_group(one.text)
+        assert name is not None
+        self._check_pattern(session, pattern)
+        self.groups.check(session, name, (pattern,))
+        self.groups.require_room(session, name, (pattern,))
+        former = table.members.pop(one.text, None)
+        table.members[one.text], _ = self.groups.join(
+            peer,
+            name,
+            (pattern,),
+            table.outbound.member_outbound(one),
+            start=self._delivery.next_offset,
+            expiry_s=session.expiry_s,
+            is_single=True,
+        )
+        if former is not None:
+            self.groups.leave(former)
+
+    def drop_shared(self, table: FilterTable, text: str) -> None:
+        """Remove a filter of a consumer group whose membership has ended."""
+        table.members.pop(text, None)
+        if text in table.table:
+            table.discard(text)
+            table.session.filter_levels -= _levels((text,))
+            self._dirty.filters(table, [text])
+
+    def _check_pattern(self, session: Session, text: str) -> None:
+        """Check that a filter is valid, and that its topic exists if it has to."""
         try:
             check_filter(text)
         except BadFilterError as error:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
-        if not settings.access.may(session.principal, session.is_proved, "subscribe", text):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
+        self._require_right(session, text)
+        if is_inbox(text):
+            self._catalogue.own(text)
         is_missing = not is_pattern(text) and not text.startswith(RESERVED) and self._catalogue.get(text) is None
-        if is_missing and settings.policy_of(text) != "open":
+        if is_missing and self._catalogue.settings.policy_of(text) != "open":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {text!r} does not exist")
+
+    def _check_filter(self, session: Session, text: str) -> None:
+        try:
+            check_filter(text)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "subscribe", text):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
+        self._check_pattern(session, text)
 
     def remove_filters(
         self,
@@ -406,6 +527,12 @@ class SubscriptionRequests:
             reply(results)
 
     def _remove_filter(self, table: FilterTable, text: str) -> None:
+        if table.table[text].is_shared:
+            member = table.members.get(text)
+            if member is not None:
+                self.groups.leave(member)
+            self.drop_shared(table, text)
+            return
         self._delivery.remove_filter(table, text)
         if text not in table.table:
             table.session.filter_levels -= _levels((text,))
@@ -415,7 +542,9 @@ class SubscriptionRequests:
         session = table.session
         access = self._catalogue.settings.access
         removed = [
-            text for text in table.filters if not access.may(session.principal, session.is_proved, "subscribe", text)
+            text
+            for text in table.filters
+            if not (is_inbox(text) or access.may(session.principal, session.is_proved, "subscribe", text))
         ]
         self._drop_filters(table, removed)
 
@@ -475,7 +604,6 @@ class SubscriptionRequests:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _check(self, session: Session, request: SubscribeRequest) -> tuple[str, ...]:
-        access = self._catalogue.settings.access
         try:
             for pattern in request.filters:
                 check_filter(pattern)
@@ -489,10 +617,30 @@ class SubscriptionRequests:
             raise RequestFailure(Code.BAD_NAME, f"as a cursor: {error}") from None
         if request.start is not None and request.since_us is not None:
             raise RequestFailure(Code.MALFORMED, "a start and a time: give one of them")
+        if request.group is not None:
+            if request.cursor is not None or request.no_local:
+                text = "a group has a position of its own, and no publisher: leave out the cursor and no_local"
+                raise RequestFailure(Code.MALFORMED, text)
+            self.groups.check(session, request.group, request.filters)
         for pattern in request.filters:
-            if not access.may(session.principal, session.is_proved, "subscribe", pattern):
-                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
+            self._require_right(session, pattern)
+        if any(map(is_inbox, request.filters)) and (len(request.filters) > 1 or request.cursor is not None):
+            raise RequestFailure(Code.MALFORMED, "an inbox for replies is a subscription of its own, without a cursor")
         return tuple(sorted(set(request.filters)))
+
+    def _require_right(self, session: Session, text: str) -> None:
+        """Check that the client may subscribe to a filter. An inbox is free for the first client that knows its name.
+
+        No filter matches several inboxes, so that only the holder of an inbox sees the replies in it.
+        """
+        if split(text)[0] == REPLIES:
+            if not is_inbox(text):
+                problem = f"an inbox is subscribed by its exact name, {REPLIES}/ and 32 hexadecimal digits"
+                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}: {problem}")
+            if not self._delivery.owns_inbox(session, text):
+                raise RequestFailure(Code.NOT_ALLOWED, f"the inbox {text!r} belongs to another client")
+        elif not self._catalogue.settings.access.may(session.principal, session.is_proved, "subscribe", text):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
 
     def _require_room(
         self, session: Session, filters: tuple[str, ...], replaced: Sequence[BrokerSubscription] = ()
@@ -500,7 +648,8 @@ class SubscriptionRequests:
         """Check the limits for a new subscription."""
         limit = self._catalogue.settings.max_subscriptions
         freed_levels = sum([_levels(one.filters) for one in replaced])
-        if len(session.subscriptions) - len(replaced) >= limit:
+        memberships = 0 if session.peer is None else len(session.peer.members)
+        if len(session.subscriptions) + memberships - len(replaced) >= limit:
             raise RequestFailure(Code.TOO_MANY, f"{session.name} has {limit} subscriptions, which is the limit here")
         if session.filter_levels - freed_levels + _levels(filters) > MAX_FILTER_LEVELS:
             text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"
@@ -515,6 +664,9 @@ class SubscriptionRequests:
     def _create_topics(self, session: Session, filters: tuple[str, ...]) -> None:
         """A filter without wildcards is the name of a topic, which must exist or is created."""
         missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
+        for name in [name for name in missing if is_inbox(name)]:
+            self._catalogue.own(name)
+            missing.remove(name)
         for name in missing:
             if name.startswith(JOBS):
                 continue  # a kind of work that has not been submitted yet
@@ -595,6 +747,17 @@ class SubscriptionRequests:
         return SubscribeResult(
             subscription=subscription, is_new=is_new, next_offset=next_offset, same_below=known_below
         )
+
+
+def _with_group(request: SubscribeRequest) -> SubscribeRequest:
+    """Return the request with its group as a field, if its filters have the form `$share/NAME/FILTER`."""
+    parts = [split_group(text) for text in request.filters]
+    names = {name for name, _ in parts}
+    if names == {None}:
+        return request
+    if None in names or len(names) > 1 or request.group not in (None, *names):
+        raise RequestFailure(Code.BAD_FILTER, "all filters of one subscription are in the same group, or none is")
+    return msgspec.structs.replace(request, group=names.pop(), filters=tuple([text for _, text in parts]))
 
 
 def _quiet_from(subscription: BrokerSubscription) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from godwit.cli.context import is_secret_of_another
-from godwit.cli.streams import OutputClosedError, discard_output
+from godwit.cli.streams import OutputClosedError, discard_output, print_error_line
 from godwit.cli.text import safe
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, NameInUseError, UsageError
 from godwit.limits import (
@@ -27,7 +27,8 @@ from godwit.limits import (
 )
 
 if TYPE_CHECKING:
-    from godwit.net.client import AsyncClient, Connecting
+    from godwit.net.client import AsyncClient
+    from godwit.net.connecting import Connecting
     from godwit.transport.config import EndpointConfig
     from godwit.wire.control import Will
     from godwit.wire.parameters import Arq
@@ -234,8 +235,8 @@ def read_secret(path: Path) -> bytes:
 
 
 def print_notice(text: str) -> None:
-    """Print one line for the user on stderr, apart from the output of the command."""
-    print(f"godwit: {safe(text)}", file=sys.stderr, flush=True)
+    """Print one line for the user on stderr, apart from the output of the command and its progress bars."""
+    print_error_line(f"godwit: {safe(text)}")
 
 
 def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False, is_brief: bool = False) -> T:

@@ -192,20 +192,22 @@ class Demo:
         settings = self._settings
         with self._stopped_by_interrupt(), ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="godwit-demo-")))
-            broker = self._start(stack, "broker", demo_processes.broker_main, str(folder / "log"))
+            children: list[Child] = []
+            stack.callback(stop_children, children)
+            broker = self._start(children, "broker", demo_processes.broker_main, str(folder / "log"))
             addresses: BrokerAddresses = await broker.wait_ready()
             async with Relay.open(("127.0.0.1", 0), addresses.address, impair=self._impair) as relay:
                 relay_address = format_address(relay.address)
-                subscriber = self._start(stack, "subscriber", demo_processes.subscriber_main, relay_address)
+                subscriber = self._start(children, "subscriber", demo_processes.subscriber_main, relay_address)
                 mqtt_port = addresses.mqtt_port if importlib.util.find_spec("paho") is not None else None
                 rooms = self._start(
-                    stack, "rooms", demo_processes.rooms_main, relay_address, settings.seed, settings.rate, mqtt_port
+                    children, "rooms", demo_processes.rooms_main, relay_address, settings.seed, settings.rate, mqtt_port
                 )
                 controller = self._start(
-                    stack, "controller", demo_processes.controller_main, relay_address, settings.seed
+                    children, "controller", demo_processes.controller_main, relay_address, settings.seed
                 )
                 workers = {
-                    name: self._start(stack, f"worker {name}", demo_processes.worker_main, relay_address, name)
+                    name: self._start(children, f"worker {name}", demo_processes.worker_main, relay_address, name)
                     for name in WORKERS
                 }
                 for child in (subscriber, rooms, controller, *workers.values()):
@@ -216,9 +218,9 @@ class Demo:
         self._phase = "done"
         return self._snapshot(time.monotonic())
 
-    def _start(self, stack: ExitStack, name: str, main: Callable[..., None], *arguments: object) -> Child:
+    def _start(self, children: list[Child], name: str, main: Callable[..., None], *arguments: object) -> Child:
         child = Child(name, main, *arguments)
-        stack.callback(child.stop)
+        children.append(child)
         return child
 
     async def _transfer(self, relay: Relay, children: _Children) -> None:
@@ -444,12 +446,24 @@ class Child:
         """Kill the process at once, without a clean shutdown."""
         self.process.kill()
 
-    def stop(self) -> None:
-        """Close the pipe and end the process. May be called again."""
+    def release(self) -> None:
+        """Close the pipe, which makes the process end soon. May be called again."""
         self._pipe.close()
-        self.process.join(timeout=STOP_TIMEOUT_S)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the end of the process, and kill it at the deadline of the monotonic clock. May be called again."""
+        self.process.join(timeout=max(deadline - time.monotonic(), 0.0))
         self.process.kill()
         self.process.join()
+
+
+def stop_children(children: Sequence[Child]) -> None:
+    """Release all children, so that they end at the same time, and wait for them. May be called again."""
+    for child in children:
+        child.release()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for child in reversed(children):
+        child.end(deadline)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
 
@@ -23,7 +23,7 @@ from godwit.cli.connection import (
     connected,
     run,
 )
-from godwit.cli.main import PlainCommand
+from godwit.cli.main import IS_LITERAL, PayloadCommand
 from godwit.cli.streams import PayloadLimit, read_payload
 from godwit.cli.text import count, safe, safe_json
 from godwit.errors import JobError, UsageError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 SHOWN_JOBS: Final = 100
-_IS_LITERAL: Final = "godwit.cli.job.is_literal"
 
 ControllerOption = Annotated[
     str | None,
@@ -70,14 +69,6 @@ WaitingTimeoutOption = Annotated[
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Submit work to workers, and follow it.")
-
-
-class PayloadCommand(PlainCommand):
-    """Records whether the arguments contain --, after which a payload may look like an option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_IS_LITERAL] = "--" in args
-        return super().parse_args(ctx, args)
 
 
 def register(root: typer.Typer) -> None:
@@ -164,7 +155,7 @@ def submit(
         retry_delay_s=retry_delay,
         time_limit_s=time_limit,
     )
-    request = SubmitRequest.of(kind, payload, key, options, is_literal=context.meta[_IS_LITERAL])
+    request = SubmitRequest.of(kind, payload, key, options, is_literal=context.meta[IS_LITERAL])
     wait = wait or output is not None
     timeout_s = timeout if timeout is not None or wait else REQUEST_TIMEOUT_S
     target = Target.of(broker, name, secret_file, timeout_s, arq)

@@ -28,7 +28,7 @@ DataOption = Annotated[
 ]
 FiltersArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FILTER", help="Only topics that match this filter.", show_default="all"),
+    typer.Argument(metavar="[FILTER]...", help="Only topics that match one of these filters.", show_default="all"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]

@@ -39,6 +39,7 @@ from godwit.store.schema import refuse_lone_wal
 from godwit.store.sqlite import refuse_missing
 from godwit.wire.batch import decode_entry
 from godwit.wire.epochs import same_below
+from godwit.wire.extension import expiry_of
 from godwit.wire.retention_floors import BROKER_WIDE
 
 if TYPE_CHECKING:
@@ -349,6 +350,7 @@ def scan_messages(reader: LogReader, start: int, stop: int, chosen: TopicSelecti
 def messages_of(offset: int, entry: Entry) -> list[Message]:
     """Return the messages of a batch whose first message has this offset."""
     batch = decode_entry(entry)
+    expires_us = expiry_of(entry)
     return [
         Message(
             entry.topic,
@@ -360,6 +362,7 @@ def messages_of(offset: int, entry: Entry) -> list[Message]:
             batch.retain,
             message_offset,
             batch.extension,
+            expires_us,
         )
         for message_offset, (payload, delta_us) in enumerate(
             zip(batch.payloads, batch.deltas_us or repeat(0), strict=False), start=offset

@@ -6,8 +6,9 @@ import importlib
 import inspect
 import io
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 
@@ -18,7 +19,7 @@ import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
 from godwit.compiled_core import describe_form
-from godwit.errors import GodwitError
+from godwit.errors import GodwitError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,6 +41,8 @@ SECTIONS: Final = (
         (
             ("pub", "pub", "Publish a message, lines of standard input, or a file."),
             ("sub", "sub", "Print messages as they arrive, or save files."),
+            ("request", "request", "Send a request to other clients, and print the reply."),
+            ("reply", "request", "Reply to requests with the output of a command."),
             ("shell", "shell", "Publish, subscribe and submit jobs by hand, in one session."),
         ),
     ),
@@ -60,6 +63,7 @@ SECTIONS: Final = (
             ("topics", "topics", "List, show, create and delete topics."),
             ("clients", "clients", "List the clients with their subscriptions."),
             ("cursors", "clients", "List the subscriptions with their positions in the log."),
+            ("groups", "groups", "List and delete consumer groups, with their positions in the log."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),
@@ -90,10 +94,30 @@ COMMANDS: Final[Mapping[str, str]] = {
 CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": ("submit", "list", "show", "results", "cancel", "retry", "watch"),
     "topics": ("list", "show", "create", "delete"),
+    "groups": ("list", "delete"),
     "bench": ("pub", "sub", "latency"),
-    **dict.fromkeys(("pub", "sub", "shell", "worker", "workers", "clients", "cursors", "kick", "ping", "sensors"), ()),
+    **dict.fromkeys(
+        (
+            "pub",
+            "sub",
+            "request",
+            "reply",
+            "shell",
+            "worker",
+            "workers",
+            "clients",
+            "cursors",
+            "kick",
+            "ping",
+            "sensors",
+        ),
+        (),
+    ),
 }
 """Commands that connect to a broker, and their subcommands."""
+
+CONTEXT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {**CLIENT_COMMANDS, "pipeline": ("run", "status")}
+"""Commands to which a context applies: `pipeline` finds the archive of a broker by the address of that broker."""
 
 DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
     "bench": "Measure on this machine, side by side with peers and limits.",
@@ -102,6 +126,9 @@ DEVELOPMENT_COMMANDS: Final[Mapping[str, str]] = {
 """Commands of a development checkout, which adds them as entry points. An installed Godwit does not have them."""
 
 MAX_HELP_WIDTH: Final = 100
+
+IS_LITERAL: Final = "godwit.cli.is_literal"
+"""Key in the context of a PayloadCommand: whether its arguments contain --, after which a payload is a text."""
 
 ENTRY_POINTS: Final = "godwit.commands"
 """Entry point group through which other distributions add commands.
@@ -112,6 +139,41 @@ ignored.
 """
 
 
+class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type]
+    """Writes help texts whose lines never end within a word such as `--secret-file`, with limits in words.
+
+    Lines are wrapped after hyphens otherwise, so these are non-breaking ones until the text is complete.
+    """
+
+    HYPHEN = "\N{NON-BREAKING HYPHEN}"
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        super().write_usage(prog, args.replace("-", self.HYPHEN), prefix)
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self.HYPHEN))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *args: int, **kwargs: int) -> None:
+        rows = [(first, limits_in_words(second).replace("-", self.HYPHEN)) for first, second in rows]
+        super().write_dl(rows, *args, **kwargs)
+
+    def getvalue(self) -> str:
+        text: str = super().getvalue()
+        return text.replace(self.HYPHEN, "-")
+
+
+def limits_in_words(text: str) -> str:
+    """Return a help text in which limits such as `0<=x<=2` and `x>=1` are written as `0 to 2` and `at least 1`."""
+    text = re.sub(r"([\d.]+)<=x<=([\d.]+)\]$", r"\1 to \2]", text)
+    return re.sub(r"x>=([\d.]+)\]$", r"at least \1]", text)
+
+
+class HelpContext(typer.Context):
+    """A context whose help is written by our formatter."""
+
+    formatter_class = HelpFormatter
+
+
 class PlainCommand(TyperCommand):
     """A command whose usage line names the required arguments without braces: `godwit pub TOPIC [MESSAGE]`."""
 
@@ -119,8 +181,33 @@ class PlainCommand(TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
+class PayloadCommand(PlainCommand):
+    """A command with a payload that may begin with a hyphen: -5 is a payload, --retian an unknown option.
+
+    After -- everything is a payload. The command needs the setting `ignore_unknown_options`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UsageError: An argument looks like an option, and the command has no such option.
+        """
+        is_literal = ctx.meta[IS_LITERAL] = "--" in args
+        literal_count = len(args) - args.index("--") - 1 if is_literal else 0
+        values, extra, _ = self.make_parser(ctx).parse_args(list(args))
+        arguments = (values.get(one.name) for one in self.params if one.param_type_name == "argument" and one.name)
+        found = [*(text for text in arguments if isinstance(text, str)), *extra]
+        for text in found[: max(len(found) - literal_count, 0)]:
+            if re.match(r"-[^\d.\s]", text) and not ctx.resilient_parsing:
+                raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+        return super().parse_args(ctx, args)
+
+
 class RootGroup(TyperGroup):
     """The root command. It imports a command when it is run, and only lists it before."""
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = (*COMMANDS, *super().list_commands(ctx), *self._entries)
@@ -192,7 +279,7 @@ def _new_holder() -> typer.Typer:
 def _built(holder: typer.Typer, name: str) -> Any:
     _unwrap_help(holder)
     command = typer.main.get_group(holder).commands[name]
-    _name_values(command)
+    _prepare_help(command)
     return command
 
 
@@ -249,15 +336,20 @@ def _root(
 
 
 def _set_defaults(root: typer.Context, context: str | None) -> None:
-    """Make the options of a context the defaults of all commands that connect to a broker."""
-    if root.invoked_subcommand not in CLIENT_COMMANDS:
+    """Make the options of a context the defaults of all commands that connect to a broker.
+
+    `bench latency` measures a broker instead of its comparison only on request: with --broker, --context or
+    GODWIT_CONTEXT, and not because some context is selected.
+    """
+    if root.invoked_subcommand not in CONTEXT_COMMANDS:
         return
     from godwit.cli.context import chosen_context
 
     options: dict[str, Any] = dict(chosen_context(context))
-    root.default_map = {
-        name: options | dict.fromkeys(subcommands, options) for name, subcommands in CLIENT_COMMANDS.items()
-    }
+    defaults = {name: options | dict.fromkeys(subcommands, options) for name, subcommands in CONTEXT_COMMANDS.items()}
+    if context is None:
+        defaults["bench"]["latency"] = {name: value for name, value in options.items() if name != "broker"}
+    root.default_map = defaults
 
 
 def build_app() -> typer.Typer:
@@ -291,14 +383,15 @@ def _unwrap_help(app: typer.Typer) -> None:
             _unwrap_help(group.typer_instance)
 
 
-def _name_values(command: Any) -> None:
-    """Give each argument and each option with a value a name for that value: its own, in capitals."""
+def _prepare_help(command: Any) -> None:
+    """Give each argument and each option with a value a name for that value, its own in capitals; and our help."""
+    command.context_class = HelpContext
     for parameter in command.params:
         if parameter.metavar is None and not getattr(parameter, "is_flag", False) and parameter.name != "help":
             more = "..." if parameter.nargs == -1 else ""
             parameter.metavar = f"{parameter.name.removeprefix('as_').upper()}{more}"
     for subcommand in getattr(command, "commands", {}).values():
-        _name_values(subcommand)
+        _prepare_help(subcommand)
 
 
 def run(app: typer.Typer) -> NoReturn:

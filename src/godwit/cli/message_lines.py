@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,9 @@ MAX_CACHED_TOPICS: Final = 10_000
 class MessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """JSON form of a delivered message. The payload is in `payload` if it is UTF-8, else in `payload_base64`.
 
-    `retained`: whether it was delivered because the broker had stored it for new subscribers.
+    `retained`: whether it was delivered because the broker had stored it for new subscribers. Properties that it does
+    not have are left out. `headers` has the last value of a repeated name; then `header_pairs` has all of them.
+    `correlation` is in hexadecimal digits.
     """
 
     topic: str
@@ -33,6 +35,12 @@ class MessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     offset: int | None
     payload: str | msgspec.UnsetType = msgspec.UNSET
     payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    header_pairs: tuple[tuple[str, str], ...] | msgspec.UnsetType = msgspec.UNSET
+    content_type: str | msgspec.UnsetType = msgspec.UNSET
+    reply_to: str | msgspec.UnsetType = msgspec.UNSET
+    correlation: str | msgspec.UnsetType = msgspec.UNSET
+    expires: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class LoggedMessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -47,6 +55,12 @@ class LoggedMessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=T
     offset: int | None
     payload: str | msgspec.UnsetType = msgspec.UNSET
     payload_base64: str | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    header_pairs: tuple[tuple[str, str], ...] | msgspec.UnsetType = msgspec.UNSET
+    content_type: str | msgspec.UnsetType = msgspec.UNSET
+    reply_to: str | msgspec.UnsetType = msgspec.UNSET
+    correlation: str | msgspec.UnsetType = msgspec.UNSET
+    expires: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -71,7 +85,24 @@ def json_line(message: Message, kind: type[MessageObject] | type[LoggedMessageOb
             message.offset,
             text,
             coded,
+            *_property_values(message),
         )
+    )
+
+
+def _property_values(message: Message) -> tuple[Any, ...]:
+    """Return the values of the last fields of MessageObject."""
+    if message.extension is None:
+        return ()
+    headers = message.headers
+    unset = msgspec.UNSET
+    return (
+        dict(headers) if headers else unset,
+        headers.pairs if len(headers.pairs) > len(headers) else unset,
+        message.content_type or unset,
+        message.reply_to or unset,
+        message.correlation.hex() if message.correlation is not None else unset,
+        iso_time(message.expires_us) if message.expires_us is not None else unset,
     )
 
 
@@ -143,6 +174,11 @@ _FIELDS: Final[dict[str, FormatPart]] = {
     "n": lambda message: safe(message.publisher),
     "I": lambda message: iso_time(message.received_us),
     "U": lambda message: f"{message.received_us // 1_000_000}.{message.received_us % 1_000_000:06d}",
+    "C": lambda message: safe(message.content_type or ""),
+    "D": lambda message: (message.correlation or b"").hex(),
+    "E": lambda message: "" if message.expires_us is None else iso_time(message.expires_us),
+    "P": lambda message: safe(" ".join(f"{name}={value}" for name, value in message.headers.pairs)),
+    "R": lambda message: safe(message.reply_to or ""),
     "j": lambda message: safe_json(json_line(message)).decode(),
     "%": lambda message: "%",
 }

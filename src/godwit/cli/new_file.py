@@ -44,6 +44,8 @@ def check_free(path: Path, *, force: bool) -> None:
     Raises:
         GodwitError: The folder does not exist, or a file is in the way.
     """
+    if path.parent.exists() and not path.parent.is_dir():
+        raise GodwitError(f"{safe(str(path.parent))} is not a folder; choose another path")
     if not path.parent.is_dir():
         raise GodwitError(f"the folder {safe(str(path.parent))} does not exist; create it, or choose another")
     try:

@@ -168,7 +168,10 @@ def query(
         ),
     ] = None,
     engine: Annotated[
-        QueryEngine, typer.Option("--engine", help="SQL of DuckDB, in about a second, or of Spark, on Java.")
+        QueryEngine,
+        typer.Option(
+            "--engine", metavar="duckdb|spark", help="SQL of DuckDB, in about a second, or of Spark, on Java."
+        ),
     ] = QueryEngine.DUCKDB,
     master: MasterOption = LOCAL,
     lake: LakeOption = DEFAULT_LAKE,

@@ -117,8 +117,9 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
                 status.stop()  # the spinner would remain in front of the table
                 _show_rows(result.columns, result.rows, form, limit)
             return
-        from godwit.pipeline.sql import iterate_rows, run_query
+        from godwit.pipeline.sql import check_first_word, iterate_rows, run_query
 
+        check_first_word(sql)
         with session(spark, lake, status) as found:
             status.update("working")
             answer = run_query(found, lake, sql)

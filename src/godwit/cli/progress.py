@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from godwit.cli.streams import line_printer
 from godwit.cli.text import safe
 
 if TYPE_CHECKING:
@@ -42,12 +44,16 @@ class _Bars:
             redirect_stderr=False,
             disable=not enabled,
         )
+        self._lines = ExitStack()
 
     def __enter__(self) -> Self:
         self.progress.start()
+        if not self.progress.disable:
+            self._lines.enter_context(line_printer(self.print_line))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lines.close()
         self.progress.stop()
 
     async def write(self, text: str, output: Output) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import stat
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -30,12 +30,14 @@ from godwit.cli.connection import (
     connected,
     run,
 )
-from godwit.cli.streams import PayloadLimit, read_payload
+from godwit.cli.main import IS_LITERAL, PayloadCommand
+from godwit.cli.streams import PayloadLimit, print_error_line, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
+    from godwit.client.properties import MessageOptions
     from godwit.net.publisher import AsyncPublisher
 
 MESSAGE_LIMIT: Final = PayloadLimit(
@@ -54,18 +56,21 @@ class PublishPlan:
     quiet: bool = False
     repeat: int = 1
     interval_s: float = 0.0
+    options: MessageOptions = field(default_factory=dict)  # type: ignore[assignment]  # a dict, imported late
 
 
 def register(root: typer.Typer) -> None:
     """Add `godwit pub`."""
     root.command(
         "pub",
+        cls=PayloadCommand,
         epilog="Example: godwit pub home/kitchen/temperature 21.5 --retain",
         context_settings={"ignore_unknown_options": True},  # so that -5.5 is a message
     )(pub)
 
 
 def pub(
+    context: typer.Context,
     topic: Annotated[str, typer.Argument(help="Topic to publish to; its levels are separated by /.")],
     message: Annotated[
         str | None,
@@ -92,6 +97,28 @@ def pub(
     retain: Annotated[
         bool, typer.Option("--retain", help="Keep the last message for later subscribers. An empty message deletes it.")
     ] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME=VALUE",
+            help="Header of the message; give it again for each.",
+            show_default=False,
+        ),
+    ] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", metavar="TYPE", help="Type of the payload, such as text/csv.")
+    ] = None,
+    reply_to: Annotated[
+        str | None, typer.Option("--reply-to", metavar="TOPIC", help="Topic for replies to the message.")
+    ] = None,
+    expires: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Deliver the message to no subscriber after this time.", show_default=False
+        ),
+    ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", help="Publish the message this many times; 0: until Ctrl-C.")] = 1,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="With --repeat: time between two messages.")] = 0.0,
     quiet: Annotated[
@@ -130,21 +157,56 @@ def pub(
     quality = check_qos(qos)
     if file is not None and retain:
         raise UsageError("a file cannot be retained; leave out --retain")
+    options = message_options(header, content_type, reply_to, expires)
+    if file is not None and options:
+        raise UsageError(
+            "a file has no headers or expiry; leave out --header, --content-type, --reply-to and --expires"
+        )
     check_topic(topic)
     target = Target.of(broker, name, secret_file, timeout, arq)
     target = replace(target, will=WillOptions(will_topic, will_payload, will_qos, will_retain).will())
-    plan = PublishPlan(topic, quality, retain, quiet, repeat, interval)
+    plan = PublishPlan(topic, quality, retain, quiet, repeat, interval, options)
     if file is not None:
         check_file(file)
         run(_send_file(target, topic, file, quiet))
     elif lines:
         run(_publish_lines(target, plan))
     else:
-        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=not stdin and "--" in sys.argv)
+        is_literal = not stdin and context.meta[IS_LITERAL]
+        payload = read_payload("-" if stdin else message, MESSAGE_LIMIT, is_literal=is_literal)
         if repeat == 1:
             run(_publish(target, plan, payload), is_brief=True)
         else:
             run(_publish_repeatedly(target, plan, payload))
+
+
+def message_options(
+    headers: list[str] | None, content_type: str | None, reply_to: str | None = None, expires_s: float | None = None
+) -> MessageOptions:
+    """Return the properties of a message from the options of a command, without the missing ones.
+
+    Raises:
+        UsageError: One of them is invalid.
+    """
+    from godwit.client.properties import MessageOptions, make_properties
+
+    options = MessageOptions()
+    if headers:
+        pairs = []
+        for text in headers:
+            name, separator, value = text.partition("=")
+            if not separator or not name:
+                raise UsageError(f"--header {text[:80]!r} is not NAME=VALUE, as in --header unit=C")
+            pairs.append((name, value))
+        options["headers"] = pairs
+    if content_type is not None:
+        options["content_type"] = content_type
+    if reply_to is not None:
+        options["reply_to"] = reply_to
+    if expires_s is not None:
+        options["expires_s"] = expires_s
+    make_properties(**options)
+    return options
 
 
 def check_file(path: Path) -> None:
@@ -175,7 +237,7 @@ def reached_text(reached: int | None) -> str:
 
 async def _publish(target: Target, plan: PublishPlan, payload: bytes) -> None:
     async with connected(target) as client:
-        reached = await client.publish(plan.topic, payload, qos=plan.qos, retain=plan.retain)
+        reached = await client.publish(plan.topic, payload, qos=plan.qos, retain=plan.retain, **plan.options)
         if not plan.quiet:
             typer.echo(reached_text(reached), err=True)
 
@@ -214,7 +276,7 @@ async def _with_publisher(
     publisher: AsyncPublisher | None = None
     try:
         async with connected(target) as client:
-            publisher = client.publisher(plan.topic, qos=plan.qos, retain=plan.retain)
+            publisher = client.publisher(plan.topic, qos=plan.qos, retain=plan.retain, **plan.options)
             await send(publisher)
     except GodwitError as error:  # the client is closed: nothing more will be confirmed
         if publisher is None or not publisher.next_sequence:
@@ -222,12 +284,12 @@ async def _with_publisher(
         raise GodwitError(f"{error} ({messages_done(publisher.confirmed_sequence, noun)} {done})") from error
     except asyncio.CancelledError:
         if publisher is not None and not plan.quiet:
-            typer.echo(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}", err=True)
+            print_error_line(f"interrupted: {messages_done(publisher.confirmed_sequence, noun)} {done}")
         raise
     sent = publisher.next_sequence
     if not plan.quiet and sent:
         last = "" if plan.qos == 0 else f"; the last one {reached_text(publisher.reached)}"
-        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
+        print_error_line(f"{count(sent, 'message')} {done}{last}")
     return sent
 
 

@@ -11,12 +11,11 @@ import asyncio
 import contextlib
 import os
 import queue
-import re
 import select
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple, NoReturn, TypeVar
 
@@ -185,7 +184,26 @@ def discard_output() -> None:
     os.close(nowhere)
 
 
-_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+_line_printers: Final[list[Callable[[str], None]]] = []
+"""For each display of progress bars that is shown, the function that prints a line above it."""
+
+
+@contextlib.contextmanager
+def line_printer(print_above: Callable[[str], None]) -> Iterator[None]:
+    """Let `print_error_line` use this function within the block."""
+    _line_printers.append(print_above)
+    try:
+        yield
+    finally:
+        _line_printers.remove(print_above)
+
+
+def print_error_line(text: str) -> None:
+    """Print a line on stderr: above the progress bars, while some are shown."""
+    if _line_printers:
+        _line_printers[-1](text)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 class PayloadLimit(NamedTuple):
@@ -198,10 +216,10 @@ class PayloadLimit(NamedTuple):
 def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = False) -> bytes:
     """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
 
-    With `is_literal` the argument came after --: it is a text, even if it looks like an option or begins with @.
+    With `is_literal` the argument came after --: it is a text, even if it begins with @.
 
     Raises:
-        UsageError: The payload is too long, or looks like an unknown option.
+        UsageError: The payload is too long.
         GodwitError: Reading the file failed.
     """
     if text is None:
@@ -220,8 +238,6 @@ def read_payload(text: str | None, limit: PayloadLimit, *, is_literal: bool = Fa
                 f"cannot read {path}: {error.strerror or error}; check the path, or put -- before a payload that "
                 "begins with @"
             ) from error
-    if _LOOKS_LIKE_AN_OPTION.match(text):
-        raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
     return _text(text, limit)
 
 

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from godwit.net.subscription import AsyncSubscription
 
 
+MAX_SIZE: Final = "1GiB"
+MAX_TOTAL: Final = "10GiB"
 MAX_SIZE_DIGITS: Final = 18
 END_POLL_S: Final = 0.1
 """Pause before the broker is asked again whether the end of the log is reached."""
@@ -77,6 +79,7 @@ class SubscribePlan:
     back: int | None = None
     """Start this many messages before the end of the log."""
     cursor: str | None = None
+    group: str | None = None
     count: int | None = None
     wait_s: float | None = None
     follows: bool = True
@@ -163,6 +166,13 @@ def sub(
             help="Continue after the last printed message; the broker stores that position for a week under this name.",
         ),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Join this consumer group: each message goes to one member. --from is for a new group.",
+        ),
+    ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option("--exclude", "-T", metavar="FILTER", help="Leave out topics that match; may be repeated."),
@@ -196,6 +206,7 @@ def sub(
             metavar="FORMAT",
             help="Print this for each message: %t topic, %p payload, %x payload in hex, %l its length, %q QoS, "
             "%r 1 if retained, %o offset, %n publisher, %I time of arrival, %U that time in seconds since 1970, "
+            "%P headers, %C content type, %R reply topic, %D correlation data in hex, %E time of expiry, "
             "%j JSON, %% a percent sign, \\n and \\t.",
         ),
     ] = None,
@@ -204,7 +215,7 @@ def sub(
     ] = None,
     max_size: Annotated[
         str, typer.Option("--max-size", metavar="SIZE", help="With --save: size of the largest file to accept.")
-    ] = "1GiB",
+    ] = MAX_SIZE,
     max_total: Annotated[
         str,
         typer.Option(
@@ -212,7 +223,7 @@ def sub(
             metavar="SIZE",
             help="With --save: end when the received files in the folder exceed this size.",
         ),
-    ] = "10GiB",
+    ] = MAX_TOTAL,
     will_topic: WillTopicOption = None,
     will_payload: WillPayloadOption = None,
     will_qos: WillQosOption = "1",
@@ -245,6 +256,8 @@ def sub(
     limits_of_qos = parse_filter_qos(qos or [], len(filters))
     if cursor is not None and 0 in limits_of_qos:
         raise UsageError("--qos 0 stores no position and --cursor does: leave one of them out")
+    if group is not None and (cursor is not None or qos or retained_only or save is not None):
+        raise UsageError("a group has a position of its own: leave out --cursor, --qos, --retained-only and --save")
     for filter in exclude or ():
         check_filter(filter)
     target = Target.of(broker, name, secret_file, wait if timeout is None else timeout, arq)
@@ -264,6 +277,7 @@ def sub(
         since,
         back,
         cursor,
+        group,
         count,
         wait,
         follows=not (no_follow or retained_only),
@@ -286,6 +300,9 @@ def sub(
         limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
         run(_save(target, plan, save, limits, as_json))
     else:
+        for option, value, default in (("--max-size", max_size, MAX_SIZE), ("--max-total", max_total, MAX_TOTAL)):
+            if value != default:
+                raise UsageError(f"{option} limits received files: add --save, or leave it out")
         style: Style = "json" if as_json else "payload" if payload_only else "raw" if raw else "text"
         run(_print(target, plan, MessageFormatter(style, form)))
 
@@ -373,12 +390,13 @@ async def _print(target: Target, plan: SubscribePlan, lines: MessageFormatter) -
             since=plan.since,
             cursor=plan.cursor,
             on_gap=lambda missed: _report_gap(missed, subscription.replaced),
-            keep=plan.is_kept,
+            keep=plan.is_kept if plan.group is None else None,
+            group=plan.group,
         )
         async with subscription as messages:
             position = messages.position
             is_plain = plan.follows and plan.wait_s is None
-            async for batch in messages.batches() if is_plain else _batches(client, messages, plan):
+            async for batch in _lists(messages, plan) if is_plain else _batches(client, messages, plan):
                 wanted = plan.select(batch)
                 async with printing:
                     shown = wanted if plan.count is None else wanted[: plan.count - printed]
@@ -429,7 +447,7 @@ async def _batches(
     client: AsyncClient, messages: AsyncSubscription, plan: SubscribePlan
 ) -> AsyncIterator[list[Message]]:
     """Yield the messages in lists, until the time of the plan is over or without `follows` the log ends."""
-    source = messages.batches()
+    source = _lists(messages, plan)
     now = asyncio.get_running_loop().time
     ends_at = math.inf if plan.wait_s is None else now() + plan.wait_s
     coming: asyncio.Future[list[Message]] = asyncio.ensure_future(anext(source))
@@ -450,9 +468,20 @@ async def _batches(
             await coming
 
 
+async def _lists(messages: AsyncSubscription, plan: SubscribePlan) -> AsyncIterator[list[Message]]:
+    """Yield the messages in lists; one by one for a group, so that a message that is not printed goes to another."""
+    if plan.group is None:
+        async for batch in messages.batches():
+            yield batch
+    async for message in messages:
+        yield [message]
+
+
 async def _is_at_end(client: AsyncClient, plan: SubscribePlan) -> bool:
-    """Return whether this client has processed every matching message of the log."""
+    """Return whether this client, or its group, has processed every matching message of the log."""
     wanted = sorted(set(plan.filters))
+    if plan.group is not None:
+        return any(one.name == plan.group and one.filters == wanted and not one.lag for one in await client.groups())
     return any(
         one.idle and one.filters == wanted and one.cursor == (plan.cursor or "")
         for one in await client.cursors(client.name)

@@ -20,7 +20,7 @@ from godwit.cli.connection import (
     ask,
 )
 from godwit.cli.text import iso_time, moment, safe, short_moment, size
-from godwit.errors import GodwitError, UsageError
+from godwit.errors import BrokerError, Code, GodwitError, UsageError
 
 if TYPE_CHECKING:
     from godwit.cli.tables import Column
@@ -114,7 +114,7 @@ def show(
     check_topic(topic)
     found = ask(_target(context, broker, name, secret_file, arq, timeout), lambda client: client.topics(topic))
     if not found:
-        raise GodwitError(f"topic {topic!r} does not exist; see godwit topics list")
+        raise GodwitError(_missing_text(topic))
     if as_json:
         show_objects([_object(found[0])])
         return
@@ -171,8 +171,17 @@ def delete(
     _refuse_wildcards(topic, "name one topic; godwit topics list shows them")
     check_topic(topic)
     target = _target(context, broker, name, secret_file, arq, timeout)
-    ask(target, lambda client: client.delete_topic(topic))
+    try:
+        ask(target, lambda client: client.delete_topic(topic))
+    except BrokerError as error:
+        if error.code != Code.NO_SUCH_TOPIC:
+            raise
+        raise GodwitError(_missing_text(topic)) from None
     typer.echo(f"deleted {safe(topic)}")
+
+
+def _missing_text(topic: str) -> str:
+    return f"topic {topic!r} does not exist; see godwit topics list"
 
 
 def _refuse_wildcards(topic: str, advice: str) -> None:

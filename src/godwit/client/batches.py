@@ -25,6 +25,7 @@ from godwit.wire.batch import (
     split_bodies,
 )
 from godwit.wire.control import Labels
+from godwit.wire.extension import lifetime_of
 
 Payload: TypeAlias = bytes | bytearray | memoryview | str | dict[str, Any] | list[Any] | int | float | bool | None
 """A payload to send: bytes as they are, a text as UTF-8, and a dict, list, number, bool or None as JSON."""
@@ -97,15 +98,33 @@ class ChannelDecoder:
     On a live channel (QoS 0) it is the running number of the next message, and a jump in it is a loss.
     """
 
-    __slots__ = ("_publishers", "_topics", "live", "missed", "position", "repeated")
+    __slots__ = (
+        "_has_expired",
+        "_publishers",
+        "_topics",
+        "is_shared",
+        "live",
+        "missed",
+        "now_us",
+        "position",
+        "repeated",
+        "waited_us",
+    )
 
-    def __init__(self, *, live: bool, position: int = 0) -> None:
+    def __init__(self, *, live: bool, position: int = 0, is_shared: bool = False) -> None:
         self.live = live
+        self.is_shared = is_shared
+        """Whether it belongs to a member of a consumer group: offsets come in any order, and again."""
         self.position = position
         self.missed = 0
         """On a live channel: the number of lost messages so far."""
         self.repeated = 0
         """The number of messages dropped so far as repeats."""
+        self.now_us: int | None = None
+        """The time in microseconds since the epoch, if it is known; else expired messages are not recognised."""
+        self.waited_us = 0
+        """How long ago the record arrived that is decoded next."""
+        self._has_expired = False
         self._topics: dict[int, str] = {}
         self._publishers: dict[int, str] = {}
 
@@ -123,7 +142,7 @@ class ChannelDecoder:
             raise DecodeError("labels", f"more than {MAX_LABELS} on one channel")
 
     def decode(self, record: bytes) -> list[Message]:
-        """Return the messages of a record, without repeats.
+        """Return the messages of a record, without repeats, and without messages that have expired since it arrived.
 
         Raises DecodeError if the record does not consist of routed batches, UnknownLabelError for a missing label.
         """
@@ -139,8 +158,8 @@ class ChannelDecoder:
             while at < stop:
                 is_plain = record[at] & _ALL_FLAGS == HAS_ROUTE
                 messages, offset, retain, at = (self._plain if is_plain else self._general)(record, at)
-                if retain and not live:
-                    found += messages  # retained: its offset is unrelated to the position
+                if (retain and not live) or self.is_shared:
+                    found += messages  # its offset is unrelated to the position
                     continue
                 known = position - offset
                 if known > 0:
@@ -160,6 +179,10 @@ class ChannelDecoder:
             raise DecodeError("batch", "bodies are cut short")
         self.position = position
         self.missed += missed
+        if self._has_expired:
+            self._has_expired = False
+            now_us = self.now_us or 0
+            found = [one for one in found if one.expires_us is None or one.expires_us > now_us]
         return found
 
     def _plain(self, record: bytes, at: int) -> tuple[list[Message], int, int, int]:
@@ -208,6 +231,11 @@ class ChannelDecoder:
             raise UnknownLabelError(route.topic, route.publisher)
         first_us = batch.published_us
         has_offset = not self.live and batch.qos > 0
+        lifetime_us = None if batch.extension is None else lifetime_of(batch.extension)
+        expires_us = None
+        if lifetime_us is not None and self.now_us is not None:
+            expires_us = self.now_us + lifetime_us - self.waited_us
+            self._has_expired = self._has_expired or expires_us <= self.now_us
         messages = [
             Message(
                 topic,
@@ -219,6 +247,7 @@ class ChannelDecoder:
                 batch.retain,
                 route.offset + index if has_offset else None,
                 batch.extension,
+                expires_us,
             )
             for index, (payload, delta_us) in enumerate(zip(batch.payloads, batch.deltas_us or repeat(0), strict=False))
         ]

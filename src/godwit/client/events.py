@@ -72,6 +72,17 @@ class Refused(msgspec.Struct, frozen=True):
     """The end of the dropped range: the messages from first_sequence on and below this one were dropped."""
 
 
+class Expired(msgspec.Struct, frozen=True):
+    """Messages from `first_sequence` on, below `sequence`, have expired in the queue of this client. They are dropped.
+
+    The broker may have some of them nevertheless, if they were sent on a connection that was lost before the confirm.
+    """
+
+    publisher: Publisher
+    first_sequence: int
+    sequence: int
+
+
 class SubscriptionStarted(msgspec.Struct, frozen=True):
     """The broker has accepted the subscription, for the first time."""
 
@@ -179,8 +190,8 @@ class WorkIdle(msgspec.Struct, frozen=True):
 
 
 ClientEvent: TypeAlias = (
-    Online | Offline | Unanswered | Ended | Confirmed | BufferAvailable | Refused | SubscriptionStarted | Available
-    | Missed | SubscriptionEnded | Reply
+    Online | Offline | Unanswered | Ended | Confirmed | BufferAvailable | Refused | Expired | SubscriptionStarted
+    | Available | Missed | SubscriptionEnded | Reply
     | JobTaken | JobRefused | JobChanged | VolunteerAccepted | VolunteerRefused | Leased | Revoked | Reported
     | WorkBufferAvailable | WorkIdle
 )  # fmt: skip

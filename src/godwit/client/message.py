@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
+from godwit.client.properties import NO_HEADERS, Headers
 from godwit.errors import PayloadError, UsageError
 from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
+from godwit.wire.extension import decode_properties
 
 MAX_EPOCHS: Final = 4
 """Epochs in a bookmark, which keep its text short. If the log was restored from a copy older than all of them, nothing
@@ -44,7 +46,37 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int | None
     """Its position in the broker's log; None at QoS 0."""
     extension: bytes | None = None
-    """Data that the publisher attached to the message's batch, such as the header of a file's chunk."""
+    """The properties of the message's batch as they were encoded; see `headers` and the other properties."""
+    expires_us: int | None = None
+    """The time from which the message counts as expired, by the clock of this computer; None if it does not expire."""
+
+    @property
+    def headers(self) -> Headers:
+        """The names and values that the publisher attached, in order. It is a mapping, also if there are none."""
+        if self.extension is None:
+            return NO_HEADERS
+        pairs = decode_properties(self.extension).headers
+        return Headers(pairs) if pairs else NO_HEADERS
+
+    @property
+    def content_type(self) -> str | None:
+        """The type of the payload, such as `application/json`; None if the publisher gave none."""
+        return None if self.extension is None else decode_properties(self.extension).content_type
+
+    @property
+    def reply_to(self) -> str | None:
+        """The topic to which the publisher wants replies; None if the message is not a request."""
+        return None if self.extension is None else decode_properties(self.extension).reply_topic
+
+    @property
+    def correlation(self) -> bytes | None:
+        """The bytes by which the publisher of a request recognises the reply; a reply has those of its request."""
+        return None if self.extension is None else decode_properties(self.extension).correlation
+
+    @property
+    def expires(self) -> datetime | None:
+        """The time from which the message counts as expired, in UTC by the clock of this computer; None for never."""
+        return None if self.expires_us is None else _datetime(self.expires_us)
 
     @property
     def text(self) -> str:

@@ -27,7 +27,7 @@ from godwit.client.jobs import JobView
 from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
 from godwit.client.requests import RequestQueue
-from godwit.client.subscription import Start, Subscription, Subscriptions
+from godwit.client.subscription import Membership, Start, Subscription, Subscriptions, with_membership
 from godwit.client.work import ClientWork
 from godwit.client.worker import Lease
 from godwit.errors import FINAL_CODES, ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
@@ -57,6 +57,7 @@ from godwit.wire.control import (
     Ping,
     Pong,
     PublishRefused,
+    RetainHandling,
     Subscribed,
     UnknownKind,
     Welcome,
@@ -158,7 +159,15 @@ class ClientProtocol:
         return self._publishers.publisher(topic, known, identity, epoch, sequence)
 
     def subscribe(
-        self, filters: Sequence[str], *, start: Start = None, since_us: int | None = None, cursor: str | None = None
+        self,
+        filters: Sequence[str],
+        *,
+        start: Start = None,
+        since_us: int | None = None,
+        cursor: str | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
 
@@ -167,10 +176,15 @@ class ClientProtocol:
             start: an offset, a bookmark, "latest" or "earliest"; None for the broker's default.
             since_us: begin with the first message published at or after this time; excludes `start`.
             cursor: the name of a position that the broker stores and `commit` moves.
+            retained: when retained messages are sent first; None for the broker's default.
+            no_local: whether this client's own messages are not delivered.
+            membership: the consumer group that the subscription is a member of. A filter `$share/NAME/FILTER` names
+                one, too.
 
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
+        filters, membership = with_membership(filters, membership)
         for pattern in filters:
             check_filter(pattern)
         unique = tuple(sorted(set(filters)))
@@ -180,8 +194,14 @@ class ClientProtocol:
         for what, value in (("start", start), ("since_us", since_us)):
             if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
+        if retained not in (None, "always", "if new", "never"):
+            raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
         if start is not None and since_us is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
+        if membership is not None:
+            _check_name("group", membership.group)
+            if cursor is not None or isinstance(start, Bookmark) or no_local or retained is not None:
+                raise UsageError("a group has a position of its own: leave out cursor, bookmark, retained and no_local")
         if cursor is not None:
             _check_name("cursor", cursor)
             if self.config.name is None:
@@ -189,20 +209,31 @@ class ClientProtocol:
                     f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
                     "the client; connect with name='...'"
                 )
-        return self._subscriptions.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
+        return self._subscriptions.subscribe(
+            unique,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=bool(no_local),
+            membership=membership,
+        )
 
-    def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
+    def unsubscribe(
+        self, subscription: Subscription, *, keep: bool = False, offset: int | None = None, handled: int = 0
+    ) -> int:
         """End a subscription.
 
         Args:
             subscription: the subscription to end.
             keep: whether the session stores its position for a later run of this client.
             offset: the position to store; None for the position behind the last confirmed message.
+            handled: of a member of a group, how many messages of the current record are processed.
 
         Returns the number of the request; its Reply confirms that the subscription has ended at the broker.
         """
         self._require_open()
-        return self._subscriptions.unsubscribe(subscription, keep=keep, offset=offset)
+        return self._subscriptions.unsubscribe(subscription, keep=keep, offset=offset, handled=handled)
 
     def commit(self, subscription: Subscription, offset: int) -> int:
         """Set the stored position of a subscription with a cursor. Return the number of the request."""
@@ -334,11 +365,16 @@ class ClientProtocol:
 
     def receive(self, train: Train, now: float) -> None:
         """Handle a train of packets from the network."""
+        self._sending.now = self._subscriptions.now = now
         self._endpoint.receive(train, now)
         self._process_events(now)
 
     def handle_timers(self, now: float) -> None:
         """Handle all timers that are due."""
+        sending = self._sending
+        sending.now = self._subscriptions.now = now
+        if sending.expiring:
+            self._publishers.handle_timer(now)
         self._endpoint.handle_timers(now)
         if self._dialer.due_at is not None and now >= self._dialer.due_at:
             self._dialer.handle_timers(now)
@@ -374,6 +410,7 @@ class ClientProtocol:
 
     def next_train(self, now: float) -> Train | None:
         """Return the next train to send, or None. Open batches are cut when there is nothing else to send."""
+        self._sending.now = now
         if self._violation is not None:
             self._process_events(now)
         is_online = self.state == "online"
@@ -414,7 +451,11 @@ class ClientProtocol:
         work = self._work
         group_at = work.channel.due_at
         lease_at = work.leases.due_at if work.leases.is_used else None
-        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at):
+        expiring = self._sending.expiring
+        expire_at = min(expiring.values()) if expiring else None
+        for due_at in (
+            self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at, expire_at,
+        ):  # fmt: skip
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
         return next_at

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from godwit.client.batches import EncodedPayload, Payload, to_bytes
-from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Refused
+from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Expired, Refused
 from godwit.errors import (
     BufferFullError,
     ChannelError,
@@ -30,9 +30,18 @@ from godwit.errors import (
 )
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_UNRELIABLE_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.batch import LENGTH_BYTES, MAX_DELTA_US, MAX_PUBLISHED_HEAD_BYTES, SEQUENCE_BYTES, pack_batch
+from godwit.wire.batch import (
+    LENGTH_BYTES,
+    MAX_DELTA_US,
+    MAX_PUBLISHED_HEAD_BYTES,
+    SEQUENCE_BYTES,
+    decode_head,
+    longest_message,
+    pack_batch,
+)
 from godwit.wire.control import PublishOpen, encode_control
 from godwit.wire.control_base import Code, Qos
+from godwit.wire.extension import limit_lifetime
 
 TOGETHER_US: Final = 1000
 """Messages of a batch that were published within this time share its time."""
@@ -56,8 +65,8 @@ MAX_IDLE_CHANNELS: Final = 1024
 IDLE_SEARCH_LIMIT: Final = 8
 """The number of least recently used publishers that are examined when there is one channel too many."""
 
-PackedBatch: TypeAlias = tuple[int, int, bytes]
-"""The sequence of its first message, the number of messages, the record."""
+PackedBatch: TypeAlias = tuple[int, int, bytes, float | None]
+"""The sequence of its first message, the number of messages, the record, and when the messages expire."""
 
 
 def _ignore() -> None:
@@ -68,8 +77,8 @@ class SendState:
     """The state that all publishers of a client share. Its methods call no publisher."""
 
     __slots__ = (
-        "active", "by_channel", "by_topic", "connection", "ending_channels", "events", "held_bytes",
-        "is_closed", "is_filling", "limit_bytes", "max_message_bytes", "on_batch_begun", "on_batch_full",
+        "active", "by_channel", "by_topic", "connection", "ending_channels", "events", "expiring", "held_bytes",
+        "is_closed", "is_filling", "limit_bytes", "max_message_bytes", "now", "on_batch_begun", "on_batch_full",
         "open_batches", "replaced_publishers", "resume_at", "run", "starved", "unflushed_bytes", "waiting_for_buffer",
         "waiting_for_channel", "waiting_for_transport",
     )  # fmt: skip
@@ -115,6 +124,10 @@ class SendState:
         """By topic, the identity and sequence for the next QoS 2 publisher without an identity of its own."""
         self.replaced_publishers = 0
         """The number of QoS 2 publishers that were closed with unconfirmed messages."""
+        self.now = 0.0
+        """The time of the last input or poll of the client."""
+        self.expiring: dict[Publisher, float] = {}
+        """Publishers with queued messages that expire, and when the first of them does; never later than that."""
 
     def reserve(self, publisher: Publisher, needed_bytes: int, wanted_bytes: int) -> int:
         """Reserve part of the buffer: between `needed_bytes` and `wanted_bytes`. Return the reserved size.
@@ -164,10 +177,10 @@ class Publisher:
     """A publisher of one topic and QoS, made by `ClientProtocol.publisher`. Order holds within it."""
 
     __slots__ = (
-        "__weakref__", "_before", "_deltas_us", "_filled_bytes", "_full_bytes", "_granted_bytes", "_head_bytes",
-        "_limit_bytes", "_next_record", "_payloads", "_retain", "_sent", "_since_us", "_state", "_until_us", "_waiting",
-        "_waiting_bytes", "channel", "confirmed_sequence", "dropped", "epoch", "identity", "is_closed", "qos",
-        "reached", "subscribers", "topic",
+        "__weakref__", "_before", "_deltas_us", "_expires_at", "_extension", "_filled_bytes", "_full_bytes",
+        "_granted_bytes", "_head_bytes", "_limit_bytes", "_next_record", "_payloads", "_retain", "_sent", "_since_us",
+        "_state", "_until_us", "_waiting", "_waiting_bytes", "channel", "confirmed_sequence", "dropped", "epoch",
+        "expired", "identity", "is_closed", "qos", "reached", "subscribers", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -186,6 +199,8 @@ class Publisher:
         """Connected subscriptions that matched the topic when its channel was opened."""
         self.dropped = 0
         """Messages of QoS 0 that were dropped while there was no connection."""
+        self.expired = 0
+        """Messages that were dropped from the queue because they had expired."""
         self.is_closed = False
         self.channel: int | None = None
         """Its channel on the present connection."""
@@ -205,6 +220,8 @@ class Publisher:
         """Messages published from `_since_us` to `_until_us` share the batch's time."""
         self._deltas_us: list[int] | None = None
         self._retain = False
+        self._extension = b""
+        self._expires_at: float | None = None
         self._head_bytes = MAX_PUBLISHED_HEAD_BYTES - (SEQUENCE_BYTES if qos == 1 else 0)
         """With a sequence at QoS 2, which identifies repeats, and at QoS 0, where it identifies late batches."""
         # Packed batches, in the order of their sequences: those in `_sent` precede those in `_waiting`.
@@ -216,13 +233,22 @@ class Publisher:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def send(self, payload: EncodedPayload, published_us: int, retain: bool = False) -> int:
-        """Add a message to the open batch.
+    def send(
+        self,
+        payload: EncodedPayload,
+        published_us: int,
+        retain: bool = False,
+        extension: bytes = b"",
+        expires_at: float | None = None,
+    ) -> int:
+        """Add a message to the open batch. Messages with the same flag and extension share a batch.
 
         Args:
             payload: bytes, or a text, which is sent as UTF-8.
             published_us: the time of publishing, in microseconds since the epoch.
             retain: whether the broker stores the message for new subscriptions.
+            extension: its properties, see godwit.wire.extension.
+            expires_at: when the message is dropped from the queue; the lifetime in the extension counted from now.
 
         Returns the sequence of the message.
 
@@ -235,9 +261,10 @@ class Publisher:
             filled_bytes > self._limit_bytes
             or (published_us != self._since_us and not self._since_us < published_us <= self._until_us)
             or retain
+            or extension
             or type(payload) is not bytes
         ):
-            return self._send_checked(payload, published_us, retain)
+            return self._send_checked(payload, published_us, retain, extension, expires_at)
         self._filled_bytes = filled_bytes
         payloads = self._payloads
         payloads.append(payload)
@@ -264,32 +291,6 @@ class Publisher:
     def end_time_sharing(self) -> None:
         """Check the time and size of the next message, which may not share the time of the one before."""
         self._limit_bytes = 0
-
-    def send_extended(self, payload: Payload, published_us: int, extension: bytes) -> int:
-        """Send a message in a batch of its own, with an extension that the broker forwards unopened.
-
-        Returns the sequence of the message. Raises the same errors as `send`.
-        """
-        payload = self._checked(payload, len(extension))
-        if self._payloads:
-            self.cut()
-        state = self._state
-        record_bytes = MAX_PUBLISHED_HEAD_BYTES + LENGTH_BYTES + len(extension) + len(payload) + RECORD_COST_BYTES
-        state.reserve(self, record_bytes, record_bytes)
-        state.active.pop(self, None)
-        state.active[self] = None
-        sequence = self._before + 1
-        body = pack_batch(
-            [payload],
-            published_us,
-            qos=self.qos,
-            sequence=sequence if self.qos != 1 else None,
-            extension=extension,
-        )
-        self._before = sequence
-        self._queue((sequence, 1, body), record_bytes)
-        state.flush_full(self.qos)
-        return sequence
 
     def close(self) -> None:
         """Accept no more messages. The channel ends when all messages are confirmed. May be repeated."""
@@ -323,17 +324,21 @@ class Publisher:
 
     # -- the open batch -----------------------------------------------------------------------------------------------
 
-    def _send_checked(self, payload: Payload, published_us: int, retain: bool) -> int:
+    def _send_checked(
+        self, payload: Payload, published_us: int, retain: bool, extension: bytes, expires_at: float | None
+    ) -> int:
         """Add a message that begins a batch, needs more of the buffer or a time of its own, or may be invalid."""
         state = self._state
         if type(payload) is not bytes or len(payload) > state.max_message_bytes or self.is_closed or state.is_closed:
             payload = self._checked(payload)
         retain = bool(retain)
-        is_cut = bool(self._payloads) and not self._may_join(len(payload), published_us, retain)
+        is_cut = bool(self._payloads) and not (
+            extension == self._extension and self._may_join(len(payload), published_us, retain)
+        )
         if is_cut:
             self.cut()
         try:
-            self._join(payload, published_us, retain)
+            self._join(payload, published_us, retain, extension, expires_at)
             sequence = self._before + len(self._payloads)
             if self._filled_bytes + len(payload) + LENGTH_BYTES > self._full_bytes:
                 # There is no room for another message of this size: cut now, so that the next batch has a new time.
@@ -344,13 +349,13 @@ class Publisher:
                 state.flush_full(self.qos)
         return sequence
 
-    def _checked(self, payload: Payload, extension_bytes: int = 0) -> bytes:
+    def _checked(self, payload: Payload) -> bytes:
         if type(payload) is not bytes:
             payload = to_bytes(payload)
         state = self._state
         if self.is_closed or state.is_closed:
             raise UsageError(f"the publisher of {self.topic!r} is closed: make another one with client.publisher()")
-        if len(payload) + extension_bytes > state.max_message_bytes:
+        if len(payload) > state.max_message_bytes:
             raise self._too_large(len(payload))
         return payload
 
@@ -371,11 +376,13 @@ class Publisher:
     def _may_join(self, size_bytes: int, published_us: int, retain: bool) -> bool:
         return (
             retain is self._retain
-            and 0 <= published_us - self._since_us <= MAX_DELTA_US
+            and 0 <= published_us - self._since_us <= (MAX_DELTA_US if self._expires_at is None else TOGETHER_US)
             and self._filled_bytes + self._added_bytes(size_bytes, published_us) <= self._full_bytes
         )
 
-    def _join(self, payload: bytes, published_us: int, retain: bool) -> None:
+    def _join(
+        self, payload: bytes, published_us: int, retain: bool, extension: bytes, expires_at: float | None
+    ) -> None:
         """Add a checked message to the open batch, or begin a batch with it."""
         payloads = self._payloads
         state = self._state
@@ -389,6 +396,8 @@ class Publisher:
                 most_bytes = min(state.connection.train_payload_bytes, LARGEST_BATCH_BYTES)
             self._full_bytes = most_bytes - ROUTE_BYTES
             filled_bytes = self._head_bytes + LENGTH_BYTES + len(payload)
+            if extension:
+                filled_bytes += LENGTH_BYTES + len(extension)
         else:
             filled_bytes = self._filled_bytes + self._added_bytes(len(payload), published_us)
         if filled_bytes > self._granted_bytes:
@@ -401,6 +410,10 @@ class Publisher:
             self._since_us = published_us
             self._until_us = published_us + TOGETHER_US
             self._retain = retain
+            self._extension = extension
+            self._expires_at = expires_at
+            if expires_at is not None:
+                state.expiring[self] = min(expires_at, state.expiring.get(self, expires_at))
             self._deltas_us = None
         elif self._deltas_us is not None:
             self._deltas_us.append(published_us - self._since_us)
@@ -410,7 +423,7 @@ class Publisher:
             self._deltas_us.append(published_us - self._since_us)
         payloads.append(payload)
         self._filled_bytes = filled_bytes
-        if retain or self._deltas_us is not None or state.max_message_bytes < self._full_bytes:
+        if retain or extension or self._deltas_us is not None or state.max_message_bytes < self._full_bytes:
             self._limit_bytes = 0
         else:  # the message that fills the batch up must be checked too
             self._limit_bytes = min(self._granted_bytes, self._full_bytes - len(payload) - LENGTH_BYTES)
@@ -432,6 +445,7 @@ class Publisher:
             retain=self._retain,
             sequence=first if self.qos != 1 else None,
             deltas_us=self._deltas_us,
+            extension=self._extension or None,
         )
         granted_bytes = self._granted_bytes
         self._payloads = []
@@ -439,7 +453,7 @@ class Publisher:
         self._filled_bytes = self._limit_bytes = self._granted_bytes = 0
         self._deltas_us = None
         self._state.open_batches.pop(self, None)
-        self._queue((first, count, body), granted_bytes)
+        self._queue((first, count, body, self._expires_at), granted_bytes)
 
     def _queue(self, packed: PackedBatch, reserved_bytes: int) -> None:
         """Add a packed batch, correct its reservation in the send buffer to its size, and hand it to the transport."""
@@ -455,12 +469,14 @@ class Publisher:
         state.unflushed_bytes += size_bytes
         if connection is not None:
             self.hand_over(connection)
+            if state.expiring and not self._waiting:
+                state.expiring.pop(self, None)
 
     def _drop_oldest(self) -> int:
         """Drop old batches of QoS 0, but for the newest, down to the limit while offline. Return the freed bytes."""
         freed_bytes = 0
         while self._waiting_bytes > OFFLINE_UNRELIABLE_BYTES and len(self._waiting) > 1:
-            _, count, body = self._waiting.popleft()
+            _, count, body, _ = self._waiting.popleft()
             self._waiting_bytes -= len(body)
             self.dropped += count
             freed_bytes += len(body) + RECORD_COST_BYTES
@@ -482,6 +498,11 @@ class Publisher:
             while waiting:
                 packed = waiting[0]
                 body = packed[2]
+                if packed[3] is not None:
+                    if packed[3] <= state.now:
+                        self.drop_expired(state.now)
+                        continue
+                    body = limit_lifetime(body, packed[3] - state.now)
                 try:
                     if packed[1] == 1 and len(body) > state.max_message_bytes:
                         self._check_size(body)
@@ -507,6 +528,11 @@ class Publisher:
         try:
             while waiting:
                 body = waiting[0][2]
+                if (expires_at := waiting[0][3]) is not None:
+                    if expires_at <= state.now:
+                        self.drop_expired(state.now)
+                        continue
+                    body = limit_lifetime(body, expires_at - state.now)
                 is_short = len(body) <= MAX_UNRELIABLE_BYTES
                 if is_short and connection.unsent_bytes > UNRELIABLE_AHEAD_BYTES:
                     state.waiting_for_transport[self] = None
@@ -539,16 +565,46 @@ class Publisher:
 
         Without the check the broker would close the channel, and messages behind it would be lost.
         """
-        size_bytes = len(body) - self._head_bytes + LENGTH_BYTES
+        head = decode_head(body)
+        size_bytes = longest_message(head.flags, head.count, body[head.rest_at :])
         if size_bytes > self._state.max_message_bytes:
             raise self._too_large(size_bytes)
 
     def _drop_first(self, error: RecordTooLargeError) -> None:
-        first, count, body = self._waiting.popleft()
+        first, count, body, _ = self._waiting.popleft()
         self._waiting_bytes -= len(body)
         self._state.release(len(body) + RECORD_COST_BYTES)
         self._state.events.append(Refused(self, Code.TOO_LARGE, str(error), first, first + count))
         self._report_progress()
+
+    def drop_expired(self, now: float) -> None:
+        """Drop the messages in the queue that have expired, and report them. Sent ones are not withdrawn."""
+        if self._payloads and self._expires_at is not None and self._expires_at <= now:
+            self.cut()
+        state = self._state
+        kept: list[PackedBatch] = []
+        freed_bytes = 0
+        next_at = self._expires_at if self._payloads else None
+        for packed in self._waiting:
+            first, count, body, expires_at = packed
+            if expires_at is None or expires_at > now:
+                kept.append(packed)
+                if expires_at is not None:
+                    next_at = expires_at if next_at is None else min(expires_at, next_at)
+                continue
+            self._waiting_bytes -= len(body)
+            freed_bytes += len(body) + RECORD_COST_BYTES
+            self.expired += count
+            state.events.append(Expired(self, first, first + count))
+        if next_at is None:
+            state.expiring.pop(self, None)
+        else:
+            state.expiring[self] = next_at
+        if freed_bytes:
+            self._waiting.clear()
+            self._waiting += kept
+            state.release(freed_bytes)
+            self._report_progress()
 
     def _report_progress(self) -> None:
         """Update confirmed_sequence, and report a change as an event. End a closed publisher that is idle now."""
@@ -587,6 +643,9 @@ class Publisher:
             packed = self._sent.pop()[1]
             self._waiting.appendleft(packed)
             self._waiting_bytes += len(packed[2])
+            if packed[3] is not None:
+                expiring = self._state.expiring
+                expiring[self] = min(packed[3], expiring.get(self, packed[3]))
         self.channel = None
         self._next_record = 0
         if self.is_idle:
@@ -597,7 +656,7 @@ class Publisher:
         state = self._state
         first = self.confirmed_sequence
         unconfirmed = [*self._waiting, *(packed for _, packed in self._sent)]
-        freed_bytes = self._granted_bytes + sum(len(body) + RECORD_COST_BYTES for _, _, body in unconfirmed)
+        freed_bytes = self._granted_bytes + sum(len(body) + RECORD_COST_BYTES for _, _, body, _ in unconfirmed)
         self._waiting.clear()
         self._sent.clear()
         self._before += len(self._payloads)
@@ -605,12 +664,9 @@ class Publisher:
         self._waiting_bytes = self._filled_bytes = self._limit_bytes = self._granted_bytes = 0
         self.confirmed_sequence = self._before + 1
         state.release(freed_bytes)
-        for publishers in (
-            state.open_batches,
-            state.waiting_for_buffer,
-            state.waiting_for_transport,
-            state.waiting_for_channel,
-        ):
+        state.expiring.pop(self, None)
+        waiting = (state.waiting_for_buffer, state.waiting_for_transport, state.waiting_for_channel)
+        for publishers in (state.open_batches, *waiting):
             publishers.pop(self, None)
         self._end()
         state.events.append(Refused(self, code, text, first, self.confirmed_sequence))
@@ -689,6 +745,12 @@ class Publishers:
         """Refuse all further messages."""
         self.state.is_closed = True
         self.detach()
+
+    def handle_timer(self, now: float) -> None:
+        """Drop queued messages that have expired."""
+        for publisher, expires_at in list(self.state.expiring.items()):
+            if expires_at <= now:
+                publisher.drop_expired(now)
 
     def cut_open_batches(self) -> None:
         """Pack all open batches: the transport is idle, so they need not wait until they are full."""

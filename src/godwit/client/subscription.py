@@ -20,8 +20,8 @@ from godwit.client.batches import ChannelDecoder, UnknownLabelError
 from godwit.client.events import Available, ClientEvent, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Bookmark, Message, make_bookmark
 from godwit.client.requests import RequestQueue
-from godwit.errors import ConnectionClosedError, DecodeError
-from godwit.limits import MAX_LABELS, MIB, RECORD_COST_BYTES
+from godwit.errors import ConnectionClosedError, DecodeError, UsageError
+from godwit.limits import GROUP_EXPIRY_S, MAX_LABELS, MIB, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.control import (
@@ -29,6 +29,7 @@ from godwit.wire.control import (
     Gap,
     Kicked,
     Labels,
+    RetainHandling,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -39,6 +40,7 @@ from godwit.wire.control import (
 )
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
+from godwit.wire.filters import WILDCARDS, split_group
 
 MAX_UNRELIABLE_HELD_BYTES: Final = MIB
 """Limit for held records of QoS 0, which have no flow control: beyond it the oldest are dropped and count as missed."""
@@ -46,6 +48,48 @@ MAX_UNRELIABLE_HELD_BYTES: Final = MIB
 Start: TypeAlias = Literal["latest", "earliest"] | int | Bookmark | None
 """Where a subscription begins: the end or the beginning of the log, an offset, a bookmark; None for the default."""
 SubscriptionState: TypeAlias = Literal["asking", "active", "ended"]
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """The consumer group that a subscription is a member of."""
+
+    group: str
+    expiry_s: int = GROUP_EXPIRY_S
+    max_in_flight: int | None = None
+
+
+def make_membership(group: str | None, expiry_s: int | None, max_in_flight: int | None) -> Membership | None:
+    """Return the membership with these options of an application; None without any.
+
+    Raises UsageError for an invalid one. The group may be empty if the filters name it.
+    """
+    if group is None and expiry_s is None and max_in_flight is None:
+        return None
+    for what, value, least in (("group_expiry_s", expiry_s, 0), ("max_in_flight", max_in_flight, 1)):
+        if value is not None and (type(value) is not int or not least <= value < 2**32):
+            raise UsageError(f"{what} is {value!r}: give a whole number from {least} on")
+    return Membership("" if group is None else group, GROUP_EXPIRY_S if expiry_s is None else expiry_s, max_in_flight)
+
+
+def with_membership(filters: Sequence[str], membership: Membership | None) -> tuple[Sequence[str], Membership | None]:
+    """Return the filters without the group that they name as `$share/NAME/FILTER`, and the membership in it.
+
+    Raises UsageError if they name several groups.
+    """
+    if not all(type(text) is str for text in filters):
+        return filters, membership  # the check of the filters reports it
+    parts = [split_group(text) for text in filters]
+    names = {name for name, _ in parts}
+    if names - {None}:
+        name = names.pop()
+        if names or name is None or (membership is not None and membership.group not in ("", name)):
+            raise UsageError("all filters of one subscription are in the same group, or none is")
+        membership = msgspec.structs.replace(membership or Membership(name), group=name)
+    elif membership is not None and membership.group == "":
+        raise UsageError("the options of a group without its name: give group='...'")
+    if membership is not None and set(membership.group) & {"/", *WILDCARDS}:
+        raise UsageError(f"the group {membership.group!r} has one of the characters / + # *: choose another name")
+    return [text for _, text in parts], membership
 
 
 class InboundChannel(msgspec.Struct, eq=False):
@@ -63,6 +107,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
     number: int
     body: bytes
     reliable: bool
+    arrived_at: float = 0.0
 
 
 class Subscription:
@@ -77,10 +122,16 @@ class Subscription:
         start: Start = None,
         since_us: int | None = None,
         cursor: str | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        membership: Membership | None = None,
     ) -> None:
         self.number = number
         self.filters = filters
         self.cursor = cursor
+        self.membership = membership
+        self.confirmed: int | None = None
+        """Of a member of a group: the last record of the present connection that was confirmed."""
         self.start: Start = start
         self.since_us = since_us
         self.state: SubscriptionState = "asking"
@@ -99,7 +150,10 @@ class Subscription:
         related to the position."""
         self.was_asked = False
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
-        self.wants_retained = since_us is None and start in (None, "latest")
+        self.retained = retained
+        self.no_local = no_local
+        is_latest = since_us is None and start in (None, "latest")
+        self.wants_retained = is_latest if retained is None else retained != "never"
         """Whether retained messages may still arrive: no message of the log has arrived yet."""
         self.epochs: tuple[Epoch, ...] = ()
         """The newest epochs of the log that its offsets belong to."""
@@ -125,10 +179,14 @@ class Subscription:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def take(self) -> list[Message] | None:
+    def take(self, now: float | None = None, now_us: int | None = None) -> list[Message] | None:
         """Return the messages of the next record, or None if there is none.
 
         The call confirms the record before: its messages count as delivered.
+
+        Args:
+            now: the time of the transport's clock. Without it, messages that have expired here are returned, too.
+            now_us: the same in microseconds since the epoch.
         """
         if self._taken is not None:
             self._confirm(self._taken)
@@ -145,6 +203,10 @@ class Subscription:
             held.popleft()
             if not record.reliable:
                 self._unreliable_bytes -= len(record.body) + RECORD_COST_BYTES
+            decoder = record.channel.decoder
+            if now is not None:
+                decoder.now_us = now_us
+                decoder.waited_us = max(int((now - record.arrived_at) * 1_000_000), 0)
             try:
                 messages = self._decode(record)
             except UnknownLabelError:
@@ -187,6 +249,18 @@ class Subscription:
         return [epoch for epoch in self.epochs if offset is not None and epoch.first_offset < offset][-1:]
 
     @property
+    def group(self) -> str | None:
+        """The name of the consumer group that it is a member of."""
+        return None if self.membership is None else self.membership.group
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether the application is processing a record of the log that came on the present connection."""
+        if self._taken is None or self._taken.channel.decoder.live:
+            return False
+        return self._taken.channel.connection is self._owner.connection
+
+    @property
     def held_bytes(self) -> int:
         """The size of the records that the application has not taken yet."""
         return sum(len(record.body) for record in self._held)
@@ -218,6 +292,10 @@ class Subscription:
         if is_in_band(body):
             self._handle_in_band(decoder, body)
             return []
+        if self.membership is not None and not decoder.live:
+            messages = decoder.decode(body)
+            self.position = max([self.position, *(one.offset + 1 for one in messages[-1:] if one.offset is not None)])
+            return messages
         if decoder.live:
             missed = decoder.missed
             messages = decoder.decode(body)
@@ -263,6 +341,9 @@ class Subscription:
 
     def _handle_gap(self, count: int, next_offset: int) -> None:
         """Skip messages that are no longer in the log, and count those that the application has not received."""
+        if self.membership is not None:
+            self._add_missed(count, live=False)
+            return
         received = min(count, self._overlap)
         self._overlap -= received
         missed = count - received
@@ -286,6 +367,8 @@ class Subscription:
                 connection.consume(channel.number, len(record.body))
                 if not credit_only:
                     connection.confirm(channel.number, record.number, 0)
+                    if not channel.decoder.live:
+                        self.confirmed = record.number
             except ConnectionClosedError:
                 pass  # the record will be delivered again, and recognised by its offset
 
@@ -324,6 +407,11 @@ class Subscription:
         """
         is_compared = self.is_answered and self._same_below is None
         self.is_answered = False
+        self.confirmed = None
+        if self.membership is not None:  # the broker sends them to other members
+            self._held.clear()
+            self._unreliable_bytes = 0
+            return
         held, self._held = self._held, deque()
         for record in held:
             if record.channel.connection is not held[0].channel.connection or _is_gap(record):
@@ -349,6 +437,11 @@ class Subscription:
         if same_below is not None:
             self._same_below = same_below if self._same_below is None else min(same_below, self._same_below)
         connection = self._owner.connection
+        if self.membership is not None:
+            self.position = self.done_below = max(self.position, next_offset)
+            self.has_position = self.is_answered = True
+            self.state = "active"
+            return
         if anew:
             self._same_below = None
             self._overlap = self._in_hand = 0
@@ -408,6 +501,8 @@ class Subscriptions:
     def __post_init__(self) -> None:
         self.connection: Connection | None = None
         """The present connection, once the broker has accepted the login."""
+        self.now = 0.0
+        """The time of the last input."""
         self.announced: dict[Subscription, None] = {}
         """Subscriptions with an Available among the events that were not fetched yet."""
         self.log = b""
@@ -426,23 +521,51 @@ class Subscriptions:
     # -- application calls --------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, filters: tuple[str, ...], *, start: Start, since_us: int | None, cursor: str | None
+        self,
+        filters: tuple[str, ...],
+        *,
+        start: Start,
+        since_us: int | None,
+        cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        membership: Membership | None = None,
     ) -> Subscription:
-        """Return the subscription with these filters and this cursor; request it from the broker if it is new."""
+        """Return the subscription with these filters and this cursor or group; request it if it is new."""
+        group = None if membership is None else membership.group
         for known in self._subscriptions.values():
-            if known.filters == filters and known.cursor == cursor:
+            if (known.filters, known.cursor, known.group) == (filters, cursor, group):
                 return known
         number = self._next_number
         self._next_number += 1
-        subscription = Subscription(self, number, filters, start=start, since_us=since_us, cursor=cursor)
+        subscription = Subscription(
+            self,
+            number,
+            filters,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=no_local,
+            membership=membership,
+        )
         self._subscriptions[number] = subscription
         if self.connection is not None:
             self._request(subscription, start)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription, *, keep: bool, offset: int | None = None) -> int:
+    def unsubscribe(
+        self, subscription: Subscription, *, keep: bool, offset: int | None = None, handled: int = 0
+    ) -> int:
         """End a subscription here at once. Return the number of the request that ends it at the broker."""
         request = self._requests.next_number()
+        record = None
+        if subscription.membership is not None:
+            keep, offset = True, None  # held records are not confirmed: they go to other members
+            record = subscription.confirmed
+            handled = handled if subscription.has_taken else 0
+        else:
+            handled = 0
         if offset is not None:
             offset = subscription.reached(offset)
         if self._subscriptions.get(subscription.number) is subscription:
@@ -450,7 +573,13 @@ class Subscriptions:
             self._leaving[request] = subscription, keep
         epochs = subscription.epochs_at(offset)
         message = Unsubscribe(
-            request=request, subscription=subscription.number, keep=keep, offset=offset, epochs=epochs
+            request=request,
+            subscription=subscription.number,
+            keep=keep,
+            offset=offset,
+            epochs=epochs,
+            record=record,
+            handled=handled,
         )
         self._requests.request(request, message)
         return request
@@ -462,13 +591,13 @@ class Subscriptions:
         self.connection = connection
         self.log = log or self.log
         self.epochs = tuple(epochs)
-        wanted = {(known.filters, known.cursor) for known in self._subscriptions.values()}
+        wanted = {(known.filters, known.cursor) for known in self._subscriptions.values() if known.group is None}
         for subscription, keep in self._leaving.values():
             if not keep and (subscription.filters, subscription.cursor) not in wanted:
                 # The broker's session may have stored it. To end it there, it needs a number on this connection.
                 self._request(subscription, subscription.start, tracked=False)
         for subscription in self._subscriptions.values():
-            if not subscription.has_position:
+            if not subscription.has_position or subscription.membership is not None:
                 self._request(subscription, subscription.start)
             elif subscription.log not in (b"", self.log):
                 self._request(subscription, "earliest")  # another log: all its messages are new to the application
@@ -503,6 +632,7 @@ class Subscriptions:
             if bookmark.log == self.log:
                 start, epochs = bookmark.offset, bookmark.epochs
         is_first = not subscription.has_position
+        membership = subscription.membership
         # The broker may have stored an earlier request and crashed before it sent its reply and the retained messages.
         # It then resumes the subscription as a known one, and sends retained messages only if asked to.
         retained = subscription.wants_retained and subscription.was_asked
@@ -518,7 +648,12 @@ class Subscriptions:
                 start=start,
                 epochs=list(epochs),
                 since_us=subscription.since_us if is_first else None,
-                retained=retained,
+                retain_handling=subscription.retained if is_first else None,
+                no_local=subscription.no_local,
+                retained=retained and membership is None,
+                group=None if membership is None else membership.group,
+                group_expiry_s=0 if membership is None else membership.expiry_s,
+                max_in_flight=None if membership is None else membership.max_in_flight,
             )
         )
 
@@ -537,7 +672,7 @@ class Subscriptions:
         entry = self._channels.get(number)
         if entry is not None and event.body:
             channel, subscription = entry
-            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable))
+            subscription.add(HeldRecord(channel, event.record, event.body, event.reliable, self.now))
             if subscription.is_answered and subscription not in self.announced:
                 self._announce(subscription)
         elif event.reliable:
@@ -560,7 +695,9 @@ class Subscriptions:
         if subscription is None:
             self._channels[event.channel] = None  # ended here, and the broker does not know it yet
         else:
-            channel = InboundChannel(event.connection, event.channel, ChannelDecoder(live=message.live))
+            is_shared = subscription.membership is not None and not message.live
+            decoder = ChannelDecoder(live=message.live, is_shared=is_shared)
+            channel = InboundChannel(event.connection, event.channel, decoder)
             self._channels[event.channel] = channel, subscription
 
     def handle_subscribed(self, reply: Subscribed) -> bool:
@@ -571,13 +708,19 @@ class Subscriptions:
         subscription, start = requested
         if subscription.state == "ended":
             return True
+        if subscription.membership is not None and not reply.group:
+            self.unsubscribe(subscription, keep=False)
+            self._end(subscription, Code.UNKNOWN_KIND, "the broker does not know consumer groups: update it")
+            return True
         if reply.subscription != subscription.number:
             self._end(subscription, Code.TOO_MANY, "the broker treats it as the same as another subscription")
             return True
         is_first = not subscription.has_position
         same_below = reply.same_below
-        is_anew = not is_first and (
-            isinstance(start, str) or (start is not None and same_below is None and reply.next_offset < start)
+        is_anew = (
+            not is_first
+            and subscription.membership is None
+            and (isinstance(start, str) or (start is not None and same_below is None and reply.next_offset < start))
         )
         subscription.handle_started(reply.next_offset, anew=is_anew, same_below=None if is_first else same_below)
         if is_first:

@@ -11,6 +11,7 @@ the log.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -18,11 +19,23 @@ import msgspec
 from godwit.broker.dirty_state import TABLE_KEY
 from godwit.broker.effects import Notice, refusal_notice
 from godwit.broker.ports import Credentials, FilterRequest, Peer, RequestFailure
+from godwit.broker.quotas import Bucket
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
-from godwit.limits import KIB, MAX_UNFINISHED_BYTES, MAX_WILL_BYTES
-from godwit.mqtt.packets import (
+from godwit.limits import KIB, MAX_WILL_BYTES, REQUESTS_PER_S
+from godwit.mqtt.encoding import (
     PINGRESP,
+    encode_connack,
+    encode_disconnect,
+    encode_packet_properties,
+    encode_suback,
+    encode_text,
+    encode_unsuback,
+    encode_varint,
+)
+from godwit.mqtt.packets import (
+    MAX_CACHED_TOPICS,
+    MAX_PACKET_FILTERS,
     V3_1,
     V3_1_1,
     V5,
@@ -38,21 +51,17 @@ from godwit.mqtt.packets import (
     PingPacket,
     Property,
     PublishPacket,
+    PublishRun,
     Reason,
     SubscribePacket,
     UnsubscribePacket,
-    encode_connack,
-    encode_disconnect,
-    encode_packet_properties,
-    encode_suback,
-    encode_unsuback,
-    encode_varint,
 )
 from godwit.mqtt.receiver import BRIDGE_STATE, MqttReceiver, encode_message_properties
 from godwit.mqtt.scram import METHOD, NONCE_BYTES, ScramError, ScramExchange
 from godwit.mqtt.sender import NO_LOCAL, RETAIN_AS_PUBLISHED, MqttOutbound
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
+from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
     from godwit.mqtt.protocol import MqttProtocol
@@ -65,6 +74,11 @@ MAX_PENDING_REPLIES: Final = 512
 """Replies to one client that wait for the log; then it is not read."""
 MAX_WAITING_BYTES: Final = 256 * KIB
 """Bytes that are read of a client whose login, or whose messages, wait for the log."""
+MAX_TURN_PACKETS: Final = 4096
+"""Packets of one client that are handled in one turn: others have theirs in between."""
+MAX_FILTER_BURST: Final = 2 * MAX_PACKET_FILTERS
+"""Filters that a client may add or remove at once; more only at REQUESTS_PER_S."""
+MAX_REASON_CHARACTERS: Final = 200
 KEEP_ALIVE_FACTOR: Final = 1.5
 ASSIGNED: Final = "auto-"
 """Prefix of client identifiers that the broker assigns."""
@@ -132,9 +146,9 @@ class MqttConnection(Peer):
     """See the module's first lines."""
 
     __slots__ = (
-        "_certified_user", "_connect_packet", "_ends_expected", "_exchange", "_has_method", "_held_bytes", "_inbox",
-        "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason", "_packets", "_protocol",
-        "_reader", "_user", "assigned_id", "broker", "is_admitted", "is_bridge",
+        "_asked_keep_alive_s", "_certified_user", "_connect_packet", "_ends_expected", "_exchange", "_filter_changes",
+        "_has_method", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason",
+        "_packets", "_protocol", "_reader", "_user", "assigned_id", "broker", "held_bytes", "is_admitted", "is_bridge",
         "is_closing", "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings",
         "table", "transport", "version", "wants_reasons", "window_bytes",
     )  # fmt: skip
@@ -165,7 +179,7 @@ class MqttConnection(Peer):
         self.assigned_id = ""
         self.is_bridge = False
         """Whether it is a bridge of Mosquitto: it gets none of its own messages back."""
-        self.keep_alive_s = 0
+        self.keep_alive_s = self._asked_keep_alive_s = 0
         self.last_us = 0
         """When the client sent something."""
         self.wants_reasons = True
@@ -174,13 +188,14 @@ class MqttConnection(Peer):
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.outbound = MqttOutbound(self)
-        self._reader = PacketReader()
+        self._reader = PacketReader(protocol.topics)
         self._packets: list[Packet] = []
         """Read, and not handled yet."""
         self._inbox: list[bytes] = []
         self._inbox_bytes = 0
-        self._held_bytes = 0
-        """Bytes that were received and not handled, as counted in MqttProtocol.held_bytes."""
+        self.held_bytes = 0
+        """Bytes that were received and not handled, as counted in MqttProtocol.incomplete."""
+        self._filter_changes: Bucket | None = None
         self._is_new = True
         self.is_admitted = False
         """Whether the CONNACK was sent."""
@@ -231,47 +246,57 @@ class MqttConnection(Peer):
             self._end(now_us)
         elif self.is_admitted and not self.is_closing:
             self.outbound.send_queued()
-            self._resume()
-        self._set_reading()
-        self._count_held()
-
-    def _count_held(self) -> None:
-        """Close the connection if all connections together hold too many bytes of incomplete packets."""
+            if self.behind:
+                self._resume()
+            if self.members:
+                self.broker.resume_members(self)
+        if self._is_blocked or not self._is_reading:
+            self._set_reading()
         held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
-        protocol = self._protocol
-        protocol.held_bytes += held_bytes - self._held_bytes
-        self._held_bytes = held_bytes
-        if held_bytes and protocol.held_bytes > MAX_UNFINISHED_BYTES:
-            self.broker.close(self, Code.LIMIT, "the incomplete packets of all clients take all of their room")
+        if held_bytes or self.held_bytes:
+            self._protocol.incomplete[self.is_admitted].note(self, held_bytes)
 
     def _handle_packets(self, now_us: int) -> None:
+        budget = MAX_TURN_PACKETS
         while True:
-            self._is_blocked = self._must_wait()
+            self._is_blocked = self._must_wait() or self._is_congested()
             if self._is_blocked:
                 return
+            if budget <= 0:
+                self._is_blocked = True
+                self._protocol.mark_input(self)
+                return
             if not self._packets:
-                data = b"".join(self._inbox)
+                data = self._inbox[0] if len(self._inbox) == 1 else b"".join(self._inbox)
                 self._inbox.clear()
                 self._inbox_bytes = 0
-                self._packets = self._reader.feed(data)
+                self._packets = self._reader.feed(data, MAX_TURN_PACKETS)
+                budget -= len(self._packets)
                 if not self._packets:
                     if self._reader.error is not None:
                         raise self._reader.error
                     return
+                if self.held_bytes:
+                    self._protocol.incomplete[self.is_admitted].renew(self)
             packets = self._packets
             index = 0
             try:
-                while index < len(packets) and not self._must_wait():
+                while index < len(packets) and not (index and self._must_wait()):
                     packet = packets[index]
                     if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
                         raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
-                    if type(packet) is PublishPacket:
+                    if type(packet) is PublishPacket or type(packet) is PublishRun:
                         index = self.receiver.handle_publishes(packets, index, now_us)
                     else:
                         index += 1
                         self._handle(packet, now_us)
             finally:
-                del packets[:index]
+                if index == len(packets):
+                    packets.clear()
+                else:
+                    del packets[:index]
+            if not packets and not self._inbox and self._reader.is_empty:
+                return
 
     def _must_wait(self) -> bool:
         """Return whether packets have to wait: for the welcome, or for the log. After the end they wait for ever."""
@@ -281,6 +306,15 @@ class MqttConnection(Peer):
             return True
         return self.bucket is not None and self.bucket.due_us > self.broker.now_us
 
+    def _is_congested(self) -> bool:
+        """Return whether the client sends, and does not read the replies."""
+        return self.unsent_bytes() > 2 * self.window_bytes
+
+    @property
+    def waits_for_broker(self) -> bool:
+        """Whether the broker does not read from the client, for reasons of its own."""
+        return self._is_blocked and self._must_wait()
+
     def check_input(self) -> None:
         """Handle waiting packets in the next turn, if they wait no longer."""
         if self._is_blocked and not self._must_wait():
@@ -288,7 +322,9 @@ class MqttConnection(Peer):
 
     def _set_reading(self) -> None:
         if self._is_blocked and self.bucket is not None and self.bucket.due_us > self.broker.now_us:
-            self.broker.deferred_credit.add(self, self.check_input)
+            credit = self.broker.deferred_credit
+            if self not in credit.waiting:
+                credit.add(self, self.check_input)
         is_reading = not (self._is_blocked and self._inbox_bytes + self._reader.held_bytes > MAX_WAITING_BYTES)
         if is_reading != self._is_reading and not self._is_lost:
             self._is_reading = is_reading
@@ -296,7 +332,7 @@ class MqttConnection(Peer):
 
     def _resume(self) -> None:
         """Let subscriptions that are behind continue, if there is room again."""
-        if self.behind and self.outbound.room() > self.window_bytes // 2:
+        if self.outbound.room() > self.window_bytes // 2:
             self.broker.resume(self)
 
     def write(self, data: bytes) -> None:
@@ -304,6 +340,16 @@ class MqttConnection(Peer):
         self.out.append(data)
         self.out_bytes += len(data)
         self._protocol.mark_output(self)
+
+    def encoded_topic(self, topic: str) -> bytes:
+        """Return a topic with its length, as it is in a PUBLISH."""
+        known = self._protocol.encoded_topics
+        text = known.get(topic)
+        if text is None:
+            if len(known) >= MAX_CACHED_TOPICS:
+                known.clear()
+            text = known[topic] = encode_text(topic)
+        return text
 
     def mark_output(self) -> None:
         """Something was added to `out`."""
@@ -318,15 +364,20 @@ class MqttConnection(Peer):
         the PUBREC."""
         acks = self.receiver.take_acks() if self.is_admitted else b""
         if self.out or acks:
-            if acks[:1] == PUBREC_HEAD:
-                self.out.insert(0, acks)
+            if not self.out:
+                data = acks
             else:
-                self.out.append(acks)
-            data = b"".join(self.out)
-            self.out.clear()
-            self.out_bytes = 0
+                if acks[:1] == PUBREC_HEAD:
+                    self.out.insert(0, acks)
+                else:
+                    self.out.append(acks)
+                data = b"".join(self.out)
+                self.out.clear()
+                self.out_bytes = 0
             if not self._is_lost:
                 self.transport.write(data)
+                if (self.behind or self.outbound.has_waiting) and self.outbound.room() > self.window_bytes // 2:
+                    self._protocol.mark_input(self)  # it may all be sent already: then nothing else continues
         if self.is_closing and not self._is_lost:
             self.transport.close()
 
@@ -350,25 +401,38 @@ class MqttConnection(Peer):
         version = self.version or version
         if self.is_admitted:
             if version == V5:
-                self.write(encode_disconnect(code, text[:200] if self.wants_reasons else ""))
+                self.write(self.with_reason(lambda shown: encode_disconnect(code, shown), text))
         elif version == V5:
             self.write(encode_connack(V5, session_present=False, code=code))
         elif code in RETURN_CODES and (version or code == Reason.BAD_VERSION):
             self.write(encode_connack(V3_1_1, session_present=False, code=RETURN_CODES[Reason(code)]))
         self._close_stream()
 
+    def with_reason(self, encode: Callable[[str], bytes], text: str) -> bytes:
+        """Return a packet with a reason string, or without one if the client does not want or accept it."""
+        shown = text[:MAX_REASON_CHARACTERS] if self.wants_reasons else ""
+        data = encode(shown)
+        return encode("") if shown and len(data) > self.outbound.client_max_bytes else data
+
     def _close_stream(self) -> None:
         """Close the stream at the end of the turn."""
         self.is_closing = True
-        self._inbox.clear()
-        self._packets.clear()
+        self._release()
         self._protocol.mark_output(self)
 
     def _end(self, now_us: int) -> None:
         self._protocol.forget(self)
         self.is_closing = True
+        self._release()
         reason = "" if self._ends_expected else self._lost_reason or "the connection was lost"
         self.broker.disconnect(self, now_us, was_expected=self._ends_expected, reason=reason)
+
+    def _release(self) -> None:
+        """Drop everything that a connection holds: its last packets may take a while, and timers keep it for hours."""
+        self._inbox.clear()
+        self._packets.clear()
+        self._reader = PacketReader(self._protocol.topics)
+        self.outbound.release()
 
     def stop(self, now_us: int) -> None:
         """The broker is being stopped."""
@@ -497,7 +561,7 @@ class MqttConnection(Peer):
         these bytes are the last message of its authentication."""
         values = packet.properties
         settings = self.settings
-        self.keep_alive_s = packet.keep_alive_s
+        self.keep_alive_s = self._asked_keep_alive_s = packet.keep_alive_s
         if packet.version == V5 and settings.max_keep_alive_s:
             self.keep_alive_s = min(packet.keep_alive_s or settings.max_keep_alive_s, settings.max_keep_alive_s)
         outbound = self.outbound
@@ -574,9 +638,8 @@ class MqttConnection(Peer):
             values[Property.TOPIC_ALIAS_MAXIMUM] = settings.topic_alias_maximum
         if self.assigned_id:
             values[Property.ASSIGNED_CLIENT_ID] = self.assigned_id
-        if settings.max_keep_alive_s:
+        if self.keep_alive_s != self._asked_keep_alive_s:
             values[Property.SERVER_KEEP_ALIVE] = self.keep_alive_s
-        values[Property.SHARED_AVAILABLE] = 0
         values[Property.MAXIMUM_PACKET_SIZE] = self._max_packet_bytes()
         values[Property.RECEIVE_MAXIMUM] = settings.receive_maximum
         values |= more
@@ -587,39 +650,45 @@ class MqttConnection(Peer):
             self._protocol.mark_output(self)
             return
         self.write(connack)
+        self._protocol.incomplete[False].note(self, 0)
         self.is_admitted = True
         self.table = self.broker.open_table(self, self.outbound)
         self.receiver = MqttReceiver(self, session, self.table)
         self.outbound.begin_session(self._protocol.end_offset(), int.from_bytes(self._protocol.entropy(2), "big"))
-        self._protocol.note_admitted(self)
+        self._protocol.note_admitted(self.transport)
         self._protocol.watch(self)
         self._protocol.mark_input(self)
 
+    def _require_filter_rate(self, count: int) -> None:
+        """Raise PacketError if the client changes its subscriptions all the time."""
+        now_us = self.broker.now_us
+        if self._filter_changes is None:
+            self._filter_changes = Bucket(REQUESTS_PER_S, MAX_FILTER_BURST, now_us)
+        if not self._filter_changes.take(count, now_us):
+            raise PacketError(Reason.RATE, f"more than {REQUESTS_PER_S} changes of subscriptions a second")
+
     def _subscribe(self, packet: SubscribePacket) -> None:
+        self._require_filter_rate(len(packet.filters))
         identifier = packet.properties.get(Property.SUBSCRIPTION_ID, 0)
         requests: list[FilterRequest] = []
-        codes: list[int | None] = []
         for text, options in packet.filters:
-            if text.startswith("$share/"):
-                codes.append(Reason.NO_SHARED)
-                continue
-            codes.append(None)
             handling: Any = ("always", "if new", "never")[options >> 4 & 3]
             extra = NO_LOCAL | RETAIN_AS_PUBLISHED if self.is_bridge else 0
+            if text.startswith(GROUP_PREFIX):  # without retained messages, and with QoS 1 at most
+                handling, extra = "never", extra & RETAIN_AS_PUBLISHED
+                options = options & ~3 | min(options & 3, 1)
             requests.append(FilterRequest(text, options & 0x0F | extra, identifier, handling))
 
         def reply(results: list[RequestFailure | None]) -> None:
-            failures = iter(results)
-            granted = iter([request.options & 3 for request in requests])
-            text = ""
-            for index, code in enumerate(codes):
-                if code is None:
-                    failure = next(failures)
-                    qos = next(granted)
-                    codes[index] = qos if failure is None else self._subscribe_reason(failure)
-                    text = text or ("" if failure is None else failure.text)
-            shown = [code or 0 if self.version == V5 or (code or 0) < 0x80 else 0x80 for code in codes]
-            self.write(encode_suback(self.version, packet.packet_id, shown, text[:200] if self.wants_reasons else ""))
+            text = next((failure.text for failure in results if failure is not None), "")
+            codes = [
+                request.options & 3 if failure is None else self._subscribe_reason(failure)
+                for request, failure in zip(requests, results, strict=True)
+            ]
+            shown = [code if self.version == V5 or code < 0x80 else 0x80 for code in codes]
+            self.write(
+                self.with_reason(lambda reason: encode_suback(self.version, packet.packet_id, shown, reason), text)
+            )
             self.check_input()
 
         self.broker.add_filters(self.table, requests, reply, self.handle_storage_error)
@@ -631,6 +700,8 @@ class MqttConnection(Peer):
         return REASONS.get(failure.code, Reason.UNSPECIFIED)
 
     def _unsubscribe(self, packet: UnsubscribePacket) -> None:
+        self._require_filter_rate(len(packet.filters))
+
         def reply(results: list[bool]) -> None:
             codes = [Reason.SUCCESS if existed else Reason.NO_SUBSCRIPTION for existed in results]
             self.write(encode_unsuback(self.version, packet.packet_id, codes))

@@ -1,7 +1,8 @@
-"""MQTT packets, bytes <-> values: what a server reads and writes of MQTT 3.1, 3.1.1 and 5.0.
+"""MQTT packets of clients, bytes -> values: what a server reads of MQTT 3.1, 3.1.1 and 5.0.
 
     PacketReader.feed(data)    packets of a client, as many as are complete; `error` if the next one is invalid
-    encode_*                   packets of the server
+
+Packets of the server are in godwit.mqtt.encoding.
 
 A packet is refused with the reason code of MQTT 5.0 (PacketError.code). Nothing is allocated for a length that a client
 merely claims: a packet is decoded when all of its bytes have arrived, and one that is longer than the limit is refused
@@ -11,9 +12,8 @@ at its header.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sized
 from enum import IntEnum
-from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -27,8 +27,18 @@ MAX_REMAINING_BYTES: Final = 268_435_455
 """The largest length that the header of a packet can express."""
 MAX_CONNECT_BYTES: Final = MAX_WILL_BYTES + 192 * KIB
 """The longest packet before the login: a will, and the longest client identifier, user name and password."""
-MAX_CACHED_TOPICS: Final = 4096
-"""Topics of one client whose text is remembered, so that it is decoded and checked once."""
+MAX_CONTROL_PACKET_BYTES: Final = 1024 * KIB
+"""The longest packet that is not a PUBLISH: a longer one would keep the broker busy for seconds."""
+MAX_PACKET_FILTERS: Final = 8192
+"""Filters in one SUBSCRIBE or UNSUBSCRIBE."""
+MAX_PROPERTIES_BYTES: Final = 64 * KIB
+MAX_USER_PROPERTIES: Final = 1024
+"""Of one packet. A message keeps fewer of them, see godwit.wire.extension."""
+MAX_RUN_BYTES: Final = 256 * KIB
+"""Of a PublishRun, with the heads of its packets."""
+MAX_CACHED_TOPICS: Final = 16_384
+MAX_CACHED_TOPIC_BYTES: Final = 256
+"""Topics whose text is remembered for all clients together, so that it is decoded and checked once."""
 
 
 class PacketType(IntEnum):
@@ -49,6 +59,10 @@ class PacketType(IntEnum):
     PINGRESP = 13
     DISCONNECT = 14
     AUTH = 15
+
+
+_PUBLISH: Final = 3
+_PUBACK: Final = 0x40
 
 
 class Reason(IntEnum):
@@ -136,14 +150,14 @@ PacketProperties: TypeAlias = Mapping[int, Any]
 """By number. A user property is a list of pairs, in order; a subscription identifier to send may be a list."""
 NO_PACKET_PROPERTIES: Final[PacketProperties] = {}
 
-_BYTE, _SHORT, _LONG, _VARINT, _BINARY, _TEXT, _PAIR = range(7)
+BYTE, SHORT, LONG, VARINT, BINARY, TEXT, PAIR = range(7)
 _WILL: Final = 16
 """The will of a CONNECT, among the packet types."""
-_KINDS: Final[dict[int, int]] = {
-    0x01: _BYTE, 0x02: _LONG, 0x03: _TEXT, 0x08: _TEXT, 0x09: _BINARY, 0x0B: _VARINT, 0x11: _LONG, 0x12: _TEXT,
-    0x13: _SHORT, 0x15: _TEXT, 0x16: _BINARY, 0x17: _BYTE, 0x18: _LONG, 0x19: _BYTE, 0x1A: _TEXT, 0x1C: _TEXT,
-    0x1F: _TEXT, 0x21: _SHORT, 0x22: _SHORT, 0x23: _SHORT, 0x24: _BYTE, 0x25: _BYTE, 0x26: _PAIR, 0x27: _LONG,
-    0x28: _BYTE, 0x29: _BYTE, 0x2A: _BYTE,
+KINDS: Final[dict[int, int]] = {
+    0x01: BYTE, 0x02: LONG, 0x03: TEXT, 0x08: TEXT, 0x09: BINARY, 0x0B: VARINT, 0x11: LONG, 0x12: TEXT,
+    0x13: SHORT, 0x15: TEXT, 0x16: BINARY, 0x17: BYTE, 0x18: LONG, 0x19: BYTE, 0x1A: TEXT, 0x1C: TEXT,
+    0x1F: TEXT, 0x21: SHORT, 0x22: SHORT, 0x23: SHORT, 0x24: BYTE, 0x25: BYTE, 0x26: PAIR, 0x27: LONG,
+    0x28: BYTE, 0x29: BYTE, 0x2A: BYTE,
 }  # fmt: skip
 _OF_MESSAGES: Final = frozenset((0x01, 0x02, 0x03, 0x08, 0x09, 0x26))
 _OF_ACKS: Final = frozenset((0x1F, 0x26))
@@ -239,6 +253,15 @@ class PublishPacket(msgspec.Struct, frozen=True, gc=False):
         return self.flags >> 1 & 3
 
 
+class PublishRun(msgspec.Struct, frozen=True, gc=False):
+    """Several PUBLISH of QoS 0 or 1 in a row that differ only in their payloads and packet identifiers."""
+
+    topic: str
+    payloads: list[bytes]
+    flags: int
+    packet_ids: list[int]
+
+
 class AckPacket(msgspec.Struct, frozen=True, gc=False):
     """PUBACK, PUBREC, PUBREL or PUBCOMP."""
 
@@ -283,6 +306,7 @@ class AuthPacket(msgspec.Struct, frozen=True):
 Packet: TypeAlias = (
     ConnectPacket
     | PublishPacket
+    | PublishRun
     | AckPacket
     | SubscribePacket
     | UnsubscribePacket
@@ -360,20 +384,25 @@ class _Cursor:
         stop = self.at + length
         if stop > self.end:
             raise PacketError(Reason.MALFORMED, "the properties are cut short")
+        if length > MAX_PROPERTIES_BYTES:
+            raise PacketError(Reason.TOO_LARGE, f"{length} bytes of properties: at most {MAX_PROPERTIES_BYTES}")
         inner = _Cursor(self.data, self.at, stop)
         found: dict[int, Any] = {}
         problem: PacketError | None = None
         while inner.at < stop:
             number = inner.varint()
-            kind = _KINDS.get(number)
+            kind = KINDS.get(number)
             if kind is None:
                 raise PacketError(Reason.MALFORMED, f"property {number:#x} does not exist")
             value: Any = _READERS[kind](inner)
             if number not in _ALLOWED[where]:
                 code = Reason.MALFORMED if where in _STRICT else Reason.PROTOCOL
                 problem = problem or PacketError(code, f"property {number:#x} is not allowed in this packet")
-            elif kind == _PAIR:
-                found.setdefault(number, []).append(value)
+            elif kind == PAIR:
+                pairs = found.setdefault(number, [])
+                if len(pairs) == MAX_USER_PROPERTIES:
+                    raise PacketError(Reason.QUOTA, f"more than {MAX_USER_PROPERTIES} user properties")
+                pairs.append(value)
             elif number in found:
                 raise PacketError(Reason.PROTOCOL, f"property {number:#x} occurs twice")
             elif (number in _FLAGS and value > 1) or (number in _NOT_ZERO and not value):
@@ -489,6 +518,11 @@ def _read_ack(kind: int, flags: int, cursor: _Cursor, version: int) -> AckPacket
     return AckPacket(kind, packet_id, code)
 
 
+def _require_few(filters: Sized) -> None:
+    if len(filters) == MAX_PACKET_FILTERS:
+        raise PacketError(Reason.QUOTA, f"more than {MAX_PACKET_FILTERS} filters in one packet")
+
+
 def _read_subscribe(flags: int, cursor: _Cursor, version: int) -> SubscribePacket:
     if flags & ~8 != 2 or (flags & 8 and version != V3_1):
         raise PacketError(Reason.MALFORMED, "the flags in the header are not those of a SUBSCRIBE")
@@ -502,6 +536,7 @@ def _read_subscribe(flags: int, cursor: _Cursor, version: int) -> SubscribePacke
             raise PacketError(Reason.MALFORMED, f"the options {options:#x} of a subscription are not valid")
         if options & 4 and text.startswith(_SHARE):
             raise PacketError(Reason.PROTOCOL, "a shared subscription must not have `no local`")
+        _require_few(filters)
         filters.append((text, options))
     return SubscribePacket(packet_id, filters, properties)
 
@@ -514,6 +549,7 @@ def _read_unsubscribe(flags: int, cursor: _Cursor, version: int) -> UnsubscribeP
         cursor.properties(PacketType.UNSUBSCRIBE)
     filters: list[str] = []
     while not filters or cursor.at < cursor.end:
+        _require_few(filters)
         filters.append(_check_filter(cursor.text()))
     return UnsubscribePacket(packet_id, filters)
 
@@ -545,7 +581,8 @@ class PacketReader:
 
     __slots__ = ("_buffer", "_needed_bytes", "_topics", "error", "max_bytes", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, topics: dict[bytes, str] | None = None) -> None:
+        """`topics`: the known ones, for all clients together. The reader adds to them."""
         self.version = 0
         """Of the CONNECT; 0 before it."""
         self.max_bytes = MAX_CONNECT_BYTES
@@ -555,7 +592,12 @@ class PacketReader:
         self._buffer = bytearray()
         self._needed_bytes = 0
         """The buffer has a complete packet only when it has this many."""
-        self._topics: dict[bytes, str] = {}
+        self._topics: dict[bytes, str] = {} if topics is None else topics
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was read, without an error."""
+        return not self._buffer and self.error is None
 
     @property
     def held_bytes(self) -> int:
@@ -590,6 +632,8 @@ class PacketReader:
     def _read_all(self, data: bytes, packets: list[Packet], max_packets: int) -> int:
         """Append the packets in `data` to a list, and return the offset behind the last one."""
         at, end = 0, len(data)
+        if not self.version and data and data[0] >> 4 != PacketType.CONNECT:
+            raise PacketError(Reason.PROTOCOL, "the first packet is not a CONNECT")
         while end - at >= 2:
             if len(packets) >= max_packets:
                 return at
@@ -602,26 +646,37 @@ class PacketReader:
                 if not body:
                     return at
             stop = body + size
-            if stop - at > self.max_bytes:
-                if not self.version and data[at] >> 4 != PacketType.CONNECT:
-                    raise PacketError(Reason.PROTOCOL, "the first packet is not a CONNECT")
-                raise PacketError(
-                    Reason.TOO_LARGE, f"a packet of {stop - at} bytes: at most {self.max_bytes} are allowed"
-                )
+            if stop - at > self.max_bytes or stop - at > MAX_CONTROL_PACKET_BYTES:
+                self._check_size(data[at] >> 4, stop - at)
             if stop > end:
                 self._needed_bytes = stop - at
                 return at
             first = data[at]
-            at = stop
-            if first >> 4 == PacketType.PUBLISH and self.version:
-                packets.append(self._read_publish(first & 15, data, body, stop))
+            begin, at = at, stop
+            if first >> 4 == _PUBLISH and self.version:
+                packet = self._read_publish(first & 15, data, body, stop)
+                if stop < end and first & 12 == 0 and not packet.properties:
+                    head = data[begin : body + 2 + (data[body] << 8 | data[body + 1])]
+                    if data.startswith(head, stop):
+                        at = self._read_run(packets, packet, data, head, begin, stop)
+                        continue
+                packets.append(packet)
                 continue
-            packet = self._read_packet(first >> 4, first & 15, _Cursor(data, body, stop))
-            packets.append(packet)
-            if isinstance(packet, ConnectPacket):
-                self.version = packet.version
+            if first == _PUBACK and size == 2 and self.version and (data[body] or data[body + 1]):
+                packets.append(AckPacket(PacketType.PUBACK, data[body] << 8 | data[body + 1]))
+                continue
+            other = self._read_packet(first >> 4, first & 15, _Cursor(data, body, stop))
+            packets.append(other)
+            if isinstance(other, ConnectPacket):
+                self.version = other.version
                 return at
         return at
+
+    def _check_size(self, kind: int, size: int) -> None:
+        """Raise PacketError if a packet of this type is too long."""
+        limit = self.max_bytes if kind == PacketType.PUBLISH else min(self.max_bytes, MAX_CONTROL_PACKET_BYTES)
+        if size > limit:
+            raise PacketError(Reason.TOO_LARGE, f"a packet of {size} bytes: at most {limit} are allowed")
 
     def _read_length(self, data: bytes, at: int, end: int) -> tuple[int, int]:
         """Return the length of a packet whose length has more than one byte, and where its body begins (0: unknown)."""
@@ -634,6 +689,39 @@ class PacketReader:
             if byte < 0x80:
                 return size, at + index + 1
         raise PacketError(Reason.MALFORMED, "the length of a packet has more than four bytes", is_silent=True)
+
+    def _read_run(
+        self, packets: list[Packet], packet: PublishPacket, data: bytes, head: bytes, begin: int, stop: int
+    ) -> int:
+        """Append a PUBLISH and the next ones that begin with the same head: length, flags and topic. Return the offset
+        behind them.
+
+        Devices often send such runs, and comparing their heads is much faster than reading each.
+        """
+        size = stop - begin
+        id_at = len(head)
+        payload_at = size - len(packet.payload)
+        at = stop
+        last = min(len(data), begin + MAX_RUN_BYTES) - size
+        if self.version == V5:
+            while at <= last and data.startswith(head, at) and not data[at + payload_at - 1]:
+                at += size
+        else:
+            while at <= last and data.startswith(head, at):
+                at += size
+        if packet.packet_id:
+            ids = [data[id] << 8 | data[id + 1] for id in range(begin + id_at, at, size)]
+            if 0 in ids:  # it is refused when it is read alone
+                at = begin + size * ids.index(0)
+                ids = ids[: ids.index(0)]
+        else:
+            ids = []
+        if at == stop:
+            packets.append(packet)
+        else:
+            payloads = [data[start + payload_at : start + size] for start in range(begin, at, size)]
+            packets.append(PublishRun(packet.topic, payloads, packet.flags, ids))
+        return at
 
     def _read_publish(self, flags: int, data: bytes, at: int, stop: int) -> PublishPacket:
         qos = flags >> 1 & 3
@@ -665,9 +753,10 @@ class PacketReader:
                 body = cursor.at
         if not is_known and (topic or Property.TOPIC_ALIAS not in properties):
             _check_topic(topic)
-            if len(self._topics) >= MAX_CACHED_TOPICS:
-                self._topics.clear()
-            self._topics[raw] = topic
+            if len(raw) <= MAX_CACHED_TOPIC_BYTES:
+                if len(self._topics) >= MAX_CACHED_TOPICS:
+                    self._topics.clear()
+                self._topics[raw] = topic
         return PublishPacket(topic, data[body:stop], flags, packet_id, properties)
 
     def _read_packet(self, kind: int, flags: int, cursor: _Cursor) -> Packet:
@@ -687,111 +776,3 @@ class PacketReader:
         code = Reason.MALFORMED if flags and kind != PacketType.CONNACK else Reason.PROTOCOL
         is_silent = kind == PacketType.PINGRESP and cursor.at < cursor.end
         raise PacketError(code, f"a client must not send packets of type {kind}", is_silent=is_silent)
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-_U16: Final = Struct(">H")
-_U32: Final = Struct(">I")
-PINGRESP: Final = b"\xd0\x00"
-
-
-def encode_varint(value: int) -> bytes:
-    """Return a number of up to 28 bits as 1 to 4 bytes."""
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    if value < 0x20_0000:
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
-
-
-def encode_text(text: str) -> bytes:
-    """Return a text with its length."""
-    raw = text.encode()
-    return _U16.pack(len(raw)) + raw
-
-
-def _encode_value(kind: int, value: Any) -> bytes:
-    if kind == _TEXT:
-        return encode_text(value)
-    if kind == _PAIR:
-        return encode_text(value[0]) + encode_text(value[1])
-    if kind == _BINARY:
-        return _U16.pack(len(value)) + bytes(value)
-    if kind == _VARINT:
-        return encode_varint(value)
-    return int(value).to_bytes((1, 2, 4)[kind], "big")
-
-
-def encode_packet_properties(properties: PacketProperties) -> bytes:
-    """Return properties with their length, in the order of the mapping."""
-    parts: list[bytes] = []
-    for number, value in properties.items():
-        for one in value if isinstance(value, list) else (value,):
-            parts.append(bytes((number,)) + _encode_value(_KINDS[number], one))
-    body = b"".join(parts)
-    return encode_varint(len(body)) + body
-
-
-def _packet(first: int, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return bytes((first,)) + encode_varint(len(body)) + body
-
-
-def encode_connack(
-    version: int, *, session_present: bool, code: int, properties: PacketProperties = NO_PACKET_PROPERTIES
-) -> bytes:
-    """Return a CONNACK. `code`: a reason code of MQTT 5.0, or a return code of the older versions."""
-    return _packet(
-        PacketType.CONNACK << 4,
-        bytes((session_present, code)),
-        encode_packet_properties(properties) if version == V5 else b"",
-    )
-
-
-def encode_ack(version: int, kind: int, packet_id: int, code: int = 0, text: str = "") -> bytes:
-    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP. `text`: the reason string, with MQTT 5.0."""
-    first = kind << 4 | (2 if kind == PacketType.PUBREL else 0)
-    if version < V5 or not code:
-        return bytes((first, 2)) + _U16.pack(packet_id)
-    properties = encode_packet_properties({Property.REASON_STRING: text}) if text else b""
-    return _packet(first, _U16.pack(packet_id), bytes((code,)), properties)
-
-
-def encode_acks(kind: int, packet_ids: Sequence[int]) -> bytes:
-    """Return several acknowledgements without a reason code."""
-    head = bytes((kind << 4 | (2 if kind == PacketType.PUBREL else 0), 2))
-    return head + head.join([_U16.pack(packet_id) for packet_id in packet_ids])
-
-
-def encode_suback(version: int, packet_id: int, codes: Sequence[int], text: str = "") -> bytes:
-    """Return a SUBACK."""
-    properties = b""
-    if version == V5:
-        properties = encode_packet_properties({Property.REASON_STRING: text} if text else NO_PACKET_PROPERTIES)
-    return _packet(PacketType.SUBACK << 4, _U16.pack(packet_id), properties, bytes(codes))
-
-
-def encode_unsuback(version: int, packet_id: int, codes: Sequence[int]) -> bytes:
-    """Return an UNSUBACK."""
-    if version < V5:
-        return _packet(PacketType.UNSUBACK << 4, _U16.pack(packet_id))
-    return _packet(PacketType.UNSUBACK << 4, _U16.pack(packet_id), b"\0", bytes(codes))
-
-
-def encode_disconnect(code: int, text: str = "") -> bytes:
-    """Return a DISCONNECT, which only MQTT 5.0 has. `text`: the reason string."""
-    return _packet(
-        PacketType.DISCONNECT << 4,
-        bytes((code,)),
-        encode_packet_properties({Property.REASON_STRING: text}) if text else b"",
-    )
-
-
-def publish_head(flags: int, topic: bytes, packet_id: int, properties: bytes, payload_bytes: int) -> bytes:
-    """Return a PUBLISH up to its payload. `topic`: with its length; `properties`: encoded, empty before MQTT 5.0."""
-    tail = _U16.pack(packet_id) + properties if flags & 6 else properties
-    size = len(topic) + len(tail) + payload_bytes
-    return b"".join((bytes((PacketType.PUBLISH << 4 | flags,)), encode_varint(size), topic, tail))

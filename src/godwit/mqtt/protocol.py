@@ -8,17 +8,19 @@ timer     next_timer_us: when a keep alive ends
 from __future__ import annotations
 
 import hmac
-from collections import Counter
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from godwit.broker.broker import Broker
+from godwit.limits import MAX_UNFINISHED_BYTES, MIB
 from godwit.mqtt.connection import KEEP_ALIVE_FACTOR, MqttConnection, MqttSettings, MqttTransport
 from godwit.mqtt.scram import SALT_BYTES
 from godwit.wire.control_base import Code
 
 INSTANCE_BYTES: Final = 16
+MAX_UNADMITTED_BYTES: Final = 32 * MIB
+"""Of incomplete packets of all connections without a login."""
 FIGURES: Final = {
     "uptime_s": ("$SYS/broker/uptime", "{} seconds"),
     "clients/connected": ("$SYS/broker/clients/connected", "{}"),
@@ -32,6 +34,41 @@ FIGURES: Final = {
     "log/next_offset": ("$SYS/broker/messages/stored", "{}"),
 }
 """The broker's figures under the names that monitors of MQTT brokers know."""
+
+
+class IncompletePackets:
+    """The bytes that connections hold of packets whose end has not arrived, or that wait for the broker.
+
+    Beyond the limit, connections are closed whose packet has been incomplete for longest: a client that sends its
+    packets at once is not hurt by others that never end theirs.
+    """
+
+    __slots__ = ("_broker", "_holders", "_max_bytes", "held_bytes")
+
+    def __init__(self, broker: Broker, max_bytes: int) -> None:
+        self._broker = broker
+        self._max_bytes = max_bytes
+        self._holders: dict[MqttConnection, None] = {}
+        """The one whose last packet came first is first."""
+        self.held_bytes = 0
+
+    def note(self, connection: MqttConnection, held_bytes: int) -> None:
+        """The connection holds this many bytes now."""
+        self.held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        if not held_bytes:
+            self._holders.pop(connection, None)
+            return
+        self._holders[connection] = None
+        while self.held_bytes > self._max_bytes:
+            oldest = next(iter(self._holders))
+            self.note(oldest, 0)
+            self._broker.close(oldest, Code.LIMIT, "the incomplete packets of all clients take all of their room")
+
+    def renew(self, connection: MqttConnection) -> None:
+        """A packet of the connection, which holds bytes, was complete."""
+        self._holders.pop(connection, None)
+        self._holders[connection] = None
 
 
 class MqttProtocol:
@@ -52,10 +89,17 @@ class MqttProtocol:
         self.entropy = entropy
         self.wake = wake
         self.connections: dict[MqttConnection, None] = {}
-        self.unadmitted: Counter[str] = Counter()
-        """Connections without a login, by host."""
-        self.held_bytes = 0
-        """Of incomplete packets of all connections."""
+        self.note_admitted: Callable[[MqttTransport], None] = lambda transport: None
+        """Called when a login has succeeded."""
+        self.topics: dict[bytes, str] = {}
+        """Topics that clients have used, as they encode them, see PacketReader."""
+        self.encoded_topics: dict[str, bytes] = {}
+        """Topics that were sent to clients, with their lengths."""
+        self.incomplete = (
+            IncompletePackets(broker, MAX_UNADMITTED_BYTES),
+            IncompletePackets(broker, MAX_UNFINISHED_BYTES),
+        )
+        """Of connections without a login, and of the others."""
         self._key = key
         self.scram_salt = hmac.digest(key, b"scram salt", "sha256")[:SALT_BYTES]
         self.scram_decoy = hmac.digest(key, b"scram decoy", "sha256")
@@ -84,7 +128,6 @@ class MqttProtocol:
         """
         connection = MqttConnection(self, transport, address, host, certified_user)
         self.connections[connection] = None
-        self.unadmitted[host] += 1
         self.mark_input(connection)
         return connection
 
@@ -128,9 +171,9 @@ class MqttProtocol:
 
     def mark_input(self, connection: MqttConnection) -> None:
         """The connection has something to handle."""
-        if connection not in self._input:
-            self._input[connection] = None
+        if not self._input:
             self.wake()
+        self._input[connection] = None
 
     def mark_output(self, connection: MqttConnection) -> None:
         """The connection has something to send, or is to be closed."""
@@ -138,17 +181,8 @@ class MqttProtocol:
 
     def forget(self, connection: MqttConnection) -> None:
         """The connection has ended."""
-        is_known = self.connections.pop(connection, connection) is None
+        self.connections.pop(connection, None)
         self._input.pop(connection, None)
-        if is_known and not connection.is_admitted:
-            self.note_admitted(connection)
-
-    def note_admitted(self, connection: MqttConnection) -> None:
-        """The connection has a login, or has ended without one."""
-        host = connection.host
-        self.unadmitted[host] -= 1
-        if self.unadmitted[host] <= 0:
-            del self.unadmitted[host]
 
     def watch(self, connection: MqttConnection) -> None:
         """Close the connection when its client is silent for one and a half times its keep alive."""
@@ -161,6 +195,8 @@ class MqttProtocol:
                 heapify(self._timers)
 
     def _check_alive(self, connection: MqttConnection, now_us: int) -> None:
+        if connection.waits_for_broker:
+            connection.last_us = now_us
         if now_us - connection.last_us >= connection.keep_alive_s * KEEP_ALIVE_FACTOR * 1e6:
             text = f"nothing was received for {connection.keep_alive_s * KEEP_ALIVE_FACTOR:g} s"
             self.broker.close(connection, Code.TIMEOUT, text)

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 from godwit.broker.ports import Publication, RequestFailure
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
+from godwit.mqtt.encoding import encode_ack, encode_acks
 from godwit.mqtt.packets import (
+    NO_PACKET_PROPERTIES,
     V5,
     PacketError,
     PacketProperties,
     PacketType,
     Property,
     PublishPacket,
+    PublishRun,
     Reason,
-    encode_ack,
-    encode_acks,
 )
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
@@ -32,11 +33,17 @@ from godwit.wire.filters import RESERVED
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection
 
+PUBACK: Final = 4
+PUBREC: Final = 5
+QOS_2: Final = 4
+"""The bit of the flags of a PUBLISH."""
 MAX_RUN_MESSAGES: Final = 4096
 MAX_RUN_BYTES: Final = 512 * 1024
 """One batch of messages of a client, at most."""
-MAX_PUBLICATIONS: Final = 256
+MAX_PUBLICATIONS: Final = 2048
 """Topics of one client that are kept open; the least recently opened is closed for another one."""
+SLOT_COST_BYTES: Final = 512
+"""The memory of a batch that waits for its acknowledgement, beside its payloads, about."""
 MAX_REPEATS: Final = 1
 """Of a message of QoS 2 on one connection: a client repeats it after a reconnect only."""
 BRIDGE_STATE: Final = re.compile(r"\$SYS/broker/connection/[^/]+/state")
@@ -72,6 +79,7 @@ class AckSlot:
 
     def __init__(self, receiver: MqttReceiver, held_bytes: int) -> None:
         self.receiver = receiver
+        held_bytes += SLOT_COST_BYTES
         self.held_bytes = held_bytes
         self.data: bytes | None = None
         receiver.slots.append(self)
@@ -83,21 +91,20 @@ class AckSlot:
         self.receiver.connection.mark_output()
 
 
-class MqttReceipt:
+class MqttReceipt(AckSlot):
     """The outcome of one batch: its acknowledgements."""
 
-    __slots__ = ("count", "ids", "qos", "receiver", "slot")
+    __slots__ = ("ids", "qos")
 
     def __init__(self, receiver: MqttReceiver, qos: int, ids: list[int], held_bytes: int) -> None:
-        self.receiver = receiver
+        super().__init__(receiver, held_bytes)
         self.qos = qos
         self.ids = ids
-        self.slot = AckSlot(receiver, held_bytes)
 
     def accepted(self, reached: int) -> None:
         """See godwit.broker.ports.Receipt."""
         receiver = self.receiver
-        kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
+        kind = PUBACK if self.qos == 1 else PUBREC
         if self.qos == 1:
             receiver.unacknowledged -= len(self.ids)
         version = receiver.connection.version
@@ -105,7 +112,7 @@ class MqttReceipt:
             data = b"".join([encode_ack(version, kind, number, Reason.NO_SUBSCRIBERS) for number in self.ids])
         else:
             data = encode_acks(kind, self.ids)
-        self.slot.fill(data)
+        self.fill(data)
 
     def refused(self, code: Code, text: str) -> None:
         """See godwit.broker.ports.Receipt."""
@@ -118,7 +125,7 @@ class MqttReceipt:
             for number in self.ids if self.qos == 2 else ():
                 receiver.free(number)
             connection.close(code, text)
-            self.slot.fill(b"")
+            self.fill(b"")
             return
         connection.notify_refused(code, text)
         kind = PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC
@@ -127,10 +134,11 @@ class MqttReceipt:
             for number in self.ids if self.qos == 2 else ():
                 receiver.free(number)
             reason = PUBLISH_REASONS.get(code, Reason.UNSPECIFIED)
-            shown = text[:200] if connection.wants_reasons else ""
-            self.slot.fill(b"".join([encode_ack(version, kind, number, reason, shown) for number in self.ids]))
+            one = connection.with_reason(lambda shown: encode_ack(version, kind, 0, reason, shown), text)
+            at = 3 if one[1] & 0x80 else 2  # where the packet identifier is
+            self.fill(b"".join([one[:at] + number.to_bytes(2, "big") + one[at + 2 :] for number in self.ids]))
         else:
-            self.slot.fill(encode_acks(kind, self.ids))
+            self.fill(encode_acks(kind, self.ids))
 
 
 class MqttReceiver:
@@ -146,12 +154,13 @@ class MqttReceiver:
         self._session = session
         self._table = table
         self._aliases: dict[int, str] = {}
-        self._publications: dict[tuple[str, int], MqttPublication] = {}
+        self._publications: dict[tuple[str, bool], MqttPublication] = {}
+        """By topic, and whether they are for QoS 1 and 2."""
         self._repeats: dict[int, tuple[int, int]] = {}
         """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
         self.slots: deque[AckSlot] = deque()
         self.held_bytes = 0
-        """Of messages that are not acknowledged: the client is not read beyond a limit."""
+        """Of messages that are not acknowledged, with their cost: the client is not read beyond a limit."""
         self.unacknowledged = 0
         """Messages of QoS 1 without a PUBACK."""
 
@@ -159,29 +168,42 @@ class MqttReceiver:
 
     def handle_publishes(self, packets: list[Any], index: int, now_us: int) -> int:
         """Publish the run of packets that begins at an index. Return the index behind it."""
-        first: PublishPacket = packets[index]
-        topic = self._topic(first)
-        qos = first.qos
-        if first.properties:
-            self._publish(topic, first.flags, [first], now_us)
-            return index + 1
+        first: PublishPacket | PublishRun = packets[index]
+        if type(first) is PublishPacket:
+            topic = self._topic(first) if first.properties or not first.topic else first.topic
+            if first.properties or first.flags & QOS_2:
+                # With QoS 2 one by one, because any of them may be a repeat.
+                self._publish(topic, first.flags & 7, [first.payload], [first.packet_id], first.properties, now_us)
+                return index + 1
+            payloads, ids = [first.payload], [first.packet_id]
+        else:
+            assert type(first) is PublishRun
+            topic = first.topic
+            payloads, ids = first.payloads, first.packet_ids
         flags = first.flags & 7
         end = index + 1
-        size = len(first.payload)
-        stop = min(len(packets), index + MAX_RUN_MESSAGES)
-        while end < stop:
-            packet = packets[end]
-            if type(packet) is not PublishPacket or packet.topic != topic or packet.flags & 7 != flags:
-                break
-            size += len(packet.payload)
-            if packet.properties or size > MAX_RUN_BYTES:
-                break
-            end += 1
-        if qos == 2:  # one by one: any of them may be a repeat
-            for packet in packets[index:end]:
-                self._publish(topic, flags, [packet], now_us)
-        else:
-            self._publish(topic, flags, packets[index:end], now_us)
+        if end < len(packets):
+            size = 0
+            while end < len(packets) and len(payloads) < MAX_RUN_MESSAGES:
+                packet = packets[end]
+                if type(packet) is PublishPacket:
+                    if packet.topic != topic or packet.flags & 7 != flags or packet.properties:
+                        break
+                    size += len(packet.payload)
+                    payloads.append(packet.payload)
+                    ids.append(packet.packet_id)
+                elif type(packet) is PublishRun:
+                    if packet.topic != topic or packet.flags & 7 != flags:
+                        break
+                    size += sum(map(len, packet.payloads))
+                    payloads += packet.payloads
+                    ids += packet.packet_ids
+                else:
+                    break
+                end += 1
+                if size > MAX_RUN_BYTES:
+                    break
+        self._publish(topic, flags, payloads, ids, NO_PACKET_PROPERTIES, now_us)
         return end
 
     def _topic(self, packet: PublishPacket) -> str:
@@ -198,15 +220,22 @@ class MqttReceiver:
         except KeyError:
             raise PacketError(Reason.PROTOCOL, f"topic alias {alias} is not known") from None
 
-    def _publish(self, topic: str, flags: int, packets: list[PublishPacket], now_us: int) -> None:
-        """Publish messages of one topic, QoS and retain flag; with QoS 2, one."""
+    def _publish(
+        self,
+        topic: str,
+        flags: int,
+        payloads: list[bytes],
+        ids: list[int],
+        properties: PacketProperties,
+        now_us: int,
+    ) -> None:
+        """Publish messages of one topic, QoS and retain flag; with QoS 2, one. `ids` are not used with QoS 0."""
         qos = flags >> 1 & 3
-        ids = [packet.packet_id for packet in packets]
-        size = sum([len(packet.payload) for packet in packets])
+        size = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
         if qos:
             self._require_quota(len(ids), qos, ids[0])
         if qos == 2:
-            self._count_repeat(packets[0])
+            self._count_repeat(ids[0], payloads[0])
             if self._is_repeat(ids[0]):
                 return
         receipt = None
@@ -214,27 +243,21 @@ class MqttReceiver:
             receipt = MqttReceipt(self, qos, ids, size)
             if qos == 1:
                 self.unacknowledged += len(ids)
-        if topic.startswith(RESERVED):
-            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
-                receipt.accepted(1)
-            elif receipt is not None:
-                receipt.refused(Code.NOT_ALLOWED, "")
-            return
-        try:
-            extension = encode_message_properties(packets[0].properties) if packets[0].properties else None
-            publication = self._open(topic, min(qos, 1))
-        except RequestFailure as failure:
-            if receipt is not None:
-                receipt.refused(failure.code, failure.text)
-            else:
-                self.connection.notify_refused(failure.code, failure.text)
-            return
+        extension = None
+        publication = self._publications.get((topic, qos > 0))
+        if publication is None or properties:
+            try:
+                extension = encode_message_properties(properties) if properties else None
+                publication = publication or self._open(topic, qos > 0)
+            except RequestFailure as failure:
+                self._refuse(topic, receipt, failure)
+                return
         if qos == 2:
             self.connection.broker.hold_identifier(self._table, ids[0])
         entry = make_entry(
             topic,
             self._session.name,
-            [packet.payload for packet in packets],
+            payloads,
             qos=qos,
             retain=bool(flags & 1),
             now_us=now_us,
@@ -252,14 +275,14 @@ class MqttReceiver:
             text = f"more than {connection.settings.receive_maximum} messages without an acknowledgement"
             raise PacketError(Reason.RECEIVE_MAXIMUM, text)
 
-    def _count_repeat(self, packet: PublishPacket) -> None:
+    def _count_repeat(self, packet_id: int, payload: bytes) -> None:
         """Raise PacketError if the same message comes again and again on one connection."""
-        seen, count = self._repeats.get(packet.packet_id, (0, -1))
-        found = hash(packet.payload)
+        seen, count = self._repeats.get(packet_id, (0, -1))
+        found = hash(payload)
         count = count + 1 if seen == found else 0
-        self._repeats[packet.packet_id] = found, count
+        self._repeats[packet_id] = found, count
         if count > MAX_REPEATS:
-            raise PacketError(Reason.PROTOCOL, f"message {packet.packet_id} was repeated without a new connection")
+            raise PacketError(Reason.PROTOCOL, f"message {packet_id} was repeated without a new connection")
 
     def _is_repeat(self, packet_id: int) -> bool:
         """Acknowledge a message of QoS 2 again that is known, when it is stored."""
@@ -270,23 +293,32 @@ class MqttReceiver:
         self.connection.broker.when_stored(self.connection, lambda: slot.fill(data), lambda text: slot.fill(b""))
         return True
 
-    def _open(self, topic: str, qos: int) -> MqttPublication:
-        """Return the publication for a topic. Raises RequestFailure."""
-        publication = self._publications.get((topic, qos))
-        if publication is not None:
-            return publication
+    def _refuse(self, topic: str, receipt: MqttReceipt | None, failure: RequestFailure) -> None:
+        """Report that messages to a topic are not accepted."""
+        if topic.startswith(RESERVED) and not is_inbox(topic):  # no notice: every client may try it
+            if receipt is not None and BRIDGE_STATE.fullmatch(topic):
+                receipt.accepted(1)
+            elif receipt is not None:
+                receipt.refused(Code.NOT_ALLOWED, "")
+        elif receipt is not None:
+            receipt.refused(failure.code, failure.text)
+        else:
+            self.connection.notify_refused(failure.code, failure.text)
+
+    def _open(self, topic: str, is_reliable: bool) -> MqttPublication:
+        """Return a new publication for a topic. Raises RequestFailure."""
         if len(self._publications) >= MAX_PUBLICATIONS:
             oldest = next(iter(self._publications))
             self.connection.broker.close_publication(self._publications.pop(oldest))
-        publication = MqttPublication(self, self._session, qos)
+        publication = MqttPublication(self, self._session, int(is_reliable))
         publication.is_logged = self.connection.settings.log_qos_0
         self.connection.broker.open_publication(publication, topic)
-        self._publications[topic, qos] = publication
+        self._publications[topic, is_reliable] = publication
         return publication
 
     def forget(self, publication: MqttPublication) -> None:
         """The client has lost the right to publish to a topic."""
-        self._publications.pop((publication.topic.name, publication.qos), None)
+        self._publications.pop((publication.topic.name, publication.qos > 0), None)
 
     # -- PUBREL and acknowledgements ----------------------------------------------------------------------------------
 

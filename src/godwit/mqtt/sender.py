@@ -14,20 +14,13 @@ import msgspec
 
 from godwit.broker.ports import Outbound, OutboundBatch
 from godwit.broker.subscription import FilterTable, TableFilter
-from godwit.mqtt.packets import (
-    V5,
-    PacketType,
-    Property,
-    Reason,
-    encode_ack,
-    encode_packet_properties,
-    encode_text,
-    publish_head,
-)
-from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, payloads_of
+from godwit.mqtt.encoding import encode_ack, encode_packet_properties, encode_text, publish_front, publish_head
+from godwit.mqtt.packets import V5, PacketType, Property, Reason
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, extension_of, lone_payload, payloads_of
 from godwit.wire.extension import decode_properties, expiry_of
 
 if TYPE_CHECKING:
+    from godwit.broker.broker import Broker
     from godwit.mqtt.connection import MqttConnection
 
 IDENTIFIERS: Final = 49_151
@@ -39,6 +32,8 @@ MAX_ALIASES: Final = 256
 """Topic aliases towards one client, whatever it allows."""
 NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
+ONE_ENCODINGS: Final = ("mqtt 4", "mqtt 4 retained", "mqtt 5", "mqtt 5 retained")
+"""The keys of a message alone, by version and retain flag."""
 ENCODING: Final = "mqtt"
 """The key of the payloads of a batch, see OutboundBatch.encodings."""
 
@@ -53,22 +48,26 @@ class TopicRule(msgspec.Struct, frozen=True):
     identifiers: list[int]
     exact_from: int
     """Messages with smaller offsets do not match all of the filters."""
+    is_plain: bool = False
+    """Whether messages are sent without subscription identifiers."""
 
 
 def make_rule(filters: list[TableFilter]) -> TopicRule | None:
     """Return what these filters mean together, or None if there are none."""
     if not filters:
         return None
+    identifiers = sorted({one.identifier for one in filters if one.identifier})
     return TopicRule(
         max([one.options & 3 for one in filters]),
         any(one.options & RETAIN_AS_PUBLISHED for one in filters),
         all(one.options & NO_LOCAL for one in filters),
-        sorted({one.identifier for one in filters if one.identifier}),
+        identifiers,
         max([one.since for one in filters]),
+        not identifiers,
     )
 
 
-class InFlight(msgspec.Struct):
+class InFlight(msgspec.Struct, gc=False):
     """A PUBLISH of QoS 1 or 2 that the client has not acknowledged."""
 
     offset: int
@@ -102,9 +101,9 @@ class MqttOutbound(Outbound):
     """The messages of one session on their way to its client."""
 
     __slots__ = (
-        "_aliases", "_connection", "_next_retained", "_queue", "_released_ids", "_rules", "_rules_version",
-        "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes", "queued_bytes",
-        "quota", "releases", "table",
+        "_aliases", "_connection", "_is_moved", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats",
+        "_rules", "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes",
+        "queued_bytes", "quota", "releases", "shared", "table",
     )  # fmt: skip
 
     table: FilterTable
@@ -124,6 +123,8 @@ class MqttOutbound(Outbound):
         """Messages of the log by packet identifier, in their order."""
         self.releases: dict[int, list[Any]] = {}
         """PUBREL by packet identifier: the offset (None: a retained message), and whether it was sent."""
+        self.shared: dict[int, tuple[MqttMemberOutbound, int]] = {}
+        """Messages of consumer groups by packet identifier: through which membership, and the offset."""
         self.next_offset = 0
         """Everything below was sent or skipped."""
         self._released_ids: dict[int, int] = {}
@@ -133,7 +134,14 @@ class MqttOutbound(Outbound):
         self._rules: dict[str, TopicRule | None] = {}
         self._rules_version = -1
         self._aliases: dict[str, int] = {}
+        """Topics whose alias the client has received."""
         self._next_retained = 0
+        self._is_moved = False
+        """Whether the position may have to move."""
+        self._repeats: deque[int] = deque()
+        """Identifiers of retained messages that the former connection did not acknowledge, to be sent again."""
+        self._prune_above = 0
+        """PacketNumbers.finished is searched for old offsets when it has more than this."""
 
     # -- ports --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +160,7 @@ class MqttOutbound(Outbound):
                 self.releases[packet_id] = [None, True]
                 self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
             else:
-                self._write_retained(packet_id, message, is_repeat=True)
+                self._repeats.append(packet_id)
         for offset in sorted(numbers.released):
             packet_id = self._identifier(offset)
             self._released_ids[packet_id] = offset
@@ -180,11 +188,19 @@ class MqttOutbound(Outbound):
 
     def put_live(self, batch: OutboundBatch) -> bool:
         connection = self._connection
-        if connection.unsent_bytes() + len(batch.entry.rest) > connection.window_bytes:
+        window_bytes = connection.window_bytes
+        unsent_bytes = connection.unsent_bytes()
+        # A message that is longer than the window is sent if little else waits.
+        if unsent_bytes > window_bytes // 4 and unsent_bytes + len(batch.entry.rest) > window_bytes:
             return False
+        entry = batch.entry
         rule = self._rule(batch.topic.name, -1)
-        if rule is not None and not (rule.is_no_local and batch.entry.publisher == connection.name):
-            self._write_batch(batch, rule, 0)
+        if rule is not None and not (rule.is_no_local and entry.publisher == connection.name):
+            payload = lone_payload(entry)
+            if payload is not None and rule.is_plain and not self.max_aliases and self.is_unlimited:
+                self._write_one(batch, rule, payload)
+            else:
+                self._write_batch(batch, rule, 0)
         return True
 
     def gap(self, count: int, next_offset: int) -> None:
@@ -199,12 +215,33 @@ class MqttOutbound(Outbound):
     def flush(self) -> None:
         self.send_queued()
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the client accepts packets of any length."""
+        return self.client_max_bytes >= 1 << 30
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether messages wait for the client's quota or for its stream."""
+        return bool(self._queue or self._repeats)
+
+    def release(self) -> None:
+        """The connection has ended: drop the messages that wait."""
+        self._queue.clear()
+        self._repeats.clear()
+        self._rules.clear()
+
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send_queued(self) -> None:
         """Send as many of the queued messages as the quota and the socket allow, and move the position."""
         connection = self._connection
-        while self._queue and not connection.is_closing:
+        if not (self._queue or self._repeats or self._is_moved):
+            return
+        self._is_moved = False
+        if self._repeats:
+            self._send_repeats()
+        while self._queue and not self._repeats and not connection.is_closing:
             batch, index = self._queue[0]
             index = self._send_batch(batch, index)
             if index < batch.entry.count:
@@ -213,6 +250,15 @@ class MqttOutbound(Outbound):
             self._queue.popleft()
             self.queued_bytes -= len(batch.entry.rest)
         self._acknowledge()
+
+    def _send_repeats(self) -> None:
+        """Send retained messages again, as far as the stream has room."""
+        connection = self._connection
+        while self._repeats and not connection.is_closing and connection.unsent_bytes() <= connection.window_bytes:
+            packet_id = self._repeats.popleft()
+            message = self.table.numbers.not_logged.get(packet_id)
+            if message is not None:
+                self._write_retained(packet_id, message, is_repeat=True)
 
     def _send_batch(self, batch: OutboundBatch, index: int) -> int:
         """Send the messages of a batch from an index on. Return the index of the first one that has to wait."""
@@ -235,7 +281,40 @@ class MqttOutbound(Outbound):
             return count
         if is_retained:
             return self._send_retained(batch, rule, qos)
+        payload = lone_payload(entry)
+        if payload is not None and rule.is_plain and not self.max_aliases and self.is_unlimited:
+            return self._send_one(batch, rule, qos, payload)
         return self._send_logged(batch, rule, qos, index)
+
+    def _send_one(self, batch: OutboundBatch, rule: TopicRule, qos: int, payload: bytes) -> int:
+        """Do the same as `_send_logged`, for one message without properties."""
+        table = self.table
+        numbers = table.numbers
+        publishes = self.publishes
+        offset = batch.offset
+        if not table.is_stored and numbers.sent_below <= table.created_at:
+            table.created_at = offset  # the first message has identifier 1
+        self.next_offset = offset
+        if offset not in numbers.finished and offset not in numbers.released:
+            if self.free_quota() <= 0:
+                return 0
+            connection = self._connection
+            packet_id = (offset - table.created_at) % IDENTIFIERS + 1
+            if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
+                connection.mark_stalled()
+                return 0
+            is_v5 = connection.version == V5
+            flags = qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
+            if offset < numbers.sent_below:
+                flags |= 8
+            else:
+                numbers.sent_below = offset + 1
+            front = publish_front(flags, connection.encoded_topic(batch.topic.name), int(is_v5), len(payload))
+            number = packet_id.to_bytes(2, "big")
+            publishes[packet_id] = InFlight(offset, qos)
+            connection.write(b"".join((front, number, b"\0", payload) if is_v5 else (front, number, payload)))
+        self.next_offset = offset + 1
+        return 1
 
     def _send_logged(self, batch: OutboundBatch, rule: TopicRule, qos: int, index: int) -> int:
         """Send messages of QoS 1 or 2 from the log."""
@@ -249,12 +328,13 @@ class MqttOutbound(Outbound):
         created_at = self.table.created_at
         flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
         head = self._head(batch.topic.name, rule.identifiers, entry)
-        free = self.quota - len(publishes) - len(self.releases) - len(numbers.not_logged)
+        free = self.free_quota()
         count = entry.count
-        is_v5 = connection.version == V5
+        out = connection.out
+        front, front_of = b"", (-1, -1)  # of a packet, and the length and flags for which it is right
         while index < count:
             offset = batch.offset + index
-            if offset in finished or offset in released:
+            if (finished and offset in finished) or (released and offset in released):
                 index += 1
                 continue
             if free <= 0:
@@ -266,21 +346,23 @@ class MqttOutbound(Outbound):
             if head is None:  # it has expired
                 index += 1
                 continue
-            topic, properties = head
             payload = payloads[index]
-            dup = 8 if offset < numbers.sent_below else 0
-            packet = publish_head(flags | dup, topic, packet_id, properties, len(payload))
+            kind = len(payload), flags | 8 if offset < numbers.sent_below else flags
+            if kind != front_of:
+                front, front_of = publish_front(kind[1], head[0], len(head[1]), kind[0]), kind
             index += 1
-            if len(packet) + len(payload) > self.client_max_bytes:
+            packet_bytes = len(front) + 2 + len(head[1]) + kind[0]
+            if packet_bytes > self.client_max_bytes:
                 continue
             publishes[packet_id] = InFlight(offset, qos)
             free -= 1
-            connection.out += (packet, payload)
-            connection.out_bytes += len(packet) + len(payload)
+            out += (front, packet_id.to_bytes(2, "big") + head[1], payload)
+            connection.out_bytes += packet_bytes
             if offset >= numbers.sent_below:
                 numbers.sent_below = offset + 1
-            if is_v5 and self.max_aliases:
-                head = self._head(batch.topic.name, rule.identifiers, entry)  # the alias is known now
+            if self.max_aliases and self._note_alias(batch.topic.name):
+                head = self._head(batch.topic.name, rule.identifiers, entry)
+                front_of = (-1, -1)
         self.next_offset = batch.offset + index
         connection.mark_output()
         return index
@@ -288,19 +370,73 @@ class MqttOutbound(Outbound):
     def _send_retained(self, batch: OutboundBatch, rule: TopicRule, qos: int) -> int:
         """Send a retained message at the beginning of a subscription with QoS 1 or 2. Return 0 if it has to wait."""
         numbers = self.table.numbers
-        if self.quota - len(self.publishes) - len(self.releases) - len(numbers.not_logged) <= 0:
+        if self.free_quota() <= 0 or len(numbers.not_logged) + len(self.shared) >= RETAINED_IDENTIFIERS:
             return 0
-        packet_id = IDENTIFIERS + 1 + self._next_retained
-        for _ in range(RETAINED_IDENTIFIERS):
-            if packet_id not in numbers.not_logged and packet_id not in self.releases:
-                break
-            packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
-        self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
+        packet_id = self._next_identifier()
         message = RetainedInFlight(qos, batch.topic.name, batch.entry, rule.identifiers)
         if self._write_retained(packet_id, message, is_repeat=False):
             numbers.not_logged[packet_id] = message
         self._done(batch, 1)
         return 1
+
+    def free_quota(self) -> int:
+        """Return how many messages of QoS 1 and 2 may be sent now."""
+        in_flight = len(self.publishes) + len(self.releases) + len(self.table.numbers.not_logged) + len(self.shared)
+        return self.quota - in_flight
+
+    def _next_identifier(self) -> int:
+        """Return an unused packet identifier for a message that has none by its offset."""
+        not_logged = self.table.numbers.not_logged
+        packet_id = IDENTIFIERS + 1 + self._next_retained
+        for _ in range(RETAINED_IDENTIFIERS):
+            if packet_id not in not_logged and packet_id not in self.releases and packet_id not in self.shared:
+                break
+            packet_id = packet_id + 1 if packet_id < 65_535 else IDENTIFIERS + 1
+        self._next_retained = (packet_id - IDENTIFIERS) % RETAINED_IDENTIFIERS
+        return packet_id
+
+    # -- consumer groups ----------------------------------------------------------------------------------------------
+
+    def member_outbound(self, filter: TableFilter) -> Outbound:
+        return MqttMemberOutbound(self, filter)
+
+    def room_for_shared(self, qos: int) -> int:
+        """Return how many messages of consumer groups may be sent now."""
+        connection = self._connection
+        if connection.is_closing or connection.unsent_bytes() > connection.window_bytes:
+            return 0
+        if not qos:
+            return 1 << 30
+        identifiers = RETAINED_IDENTIFIERS - len(self.shared) - len(self.table.numbers.not_logged)
+        return max(min(self.free_quota(), identifiers), 0)
+
+    def send_shared(self, batch: OutboundBatch, rule: TopicRule, through: MqttMemberOutbound) -> list[int]:
+        """Send messages of a consumer group with the QoS of the rule. Return the offsets that are done with that."""
+        count = batch.entry.count
+        if rule.qos == 0:
+            self._write_batch(batch, rule, 0)
+            return list(range(batch.offset, batch.offset + count))
+        connection = self._connection
+        done: list[int] = []
+        flags = rule.qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
+        for offset, payload in enumerate(_payloads(batch), batch.offset):
+            head = self._head(batch.topic.name, rule.identifiers, batch.entry)
+            packet_id = self._next_identifier()
+            packet = b"" if head is None else publish_head(flags, head[0], packet_id, head[1], len(payload)) + payload
+            if head is None or len(packet) > self.client_max_bytes:  # it has expired, or is too long for the client
+                done.append(offset)
+                continue
+            self.shared[packet_id] = (through, offset)
+            connection.write(packet)
+            if self.max_aliases:
+                self._note_alias(batch.topic.name)
+        return done
+
+    def broker(self) -> Broker:
+        """Return the broker of the connection."""
+        return self._connection.broker
+
+    # -- more of sending ----------------------------------------------------------------------------------------------
 
     def _write_retained(self, packet_id: int, message: RetainedInFlight, *, is_repeat: bool) -> bool:
         """Return False if the client does not accept it."""
@@ -313,6 +449,7 @@ class MqttOutbound(Outbound):
         if len(packet) > self.client_max_bytes:
             return False
         self._connection.write(packet)
+        self._note_alias(message.topic)
         return True
 
     def _write_batch(self, batch: OutboundBatch, rule: TopicRule, index: int) -> None:
@@ -340,6 +477,19 @@ class MqttOutbound(Outbound):
         if data:
             connection.write(data)
 
+    def _write_one(self, batch: OutboundBatch, rule: TopicRule, payload: bytes) -> None:
+        """Write one message with QoS 0 and without properties. The encoded form serves all such clients."""
+        connection = self._connection
+        is_v5 = connection.version == V5
+        is_retained = rule.keeps_retain and bool(batch.entry.flags & RETAIN)
+        key = ONE_ENCODINGS[2 * is_v5 + is_retained]
+        data: bytes | None = batch.encodings.get(key)
+        if data is None:
+            text = connection.encoded_topic(batch.topic.name)
+            data = publish_front(int(is_retained), text, int(is_v5), len(payload)) + (b"\0" if is_v5 else b"") + payload
+            batch.encodings[key] = data
+        connection.write(data)
+
     def _encode_each(
         self,
         topic: str,
@@ -354,8 +504,8 @@ class MqttOutbound(Outbound):
             packet = publish_head(int(is_retained), head[0], 0, head[1], len(payload))
             if len(packet) + len(payload) <= self.client_max_bytes:
                 parts += (packet, payload)
-                if self.max_aliases:
-                    head = self._head(topic, rule.identifiers, entry) or head  # the alias is known now
+                if self.max_aliases and self._note_alias(topic):
+                    head = self._head(topic, rule.identifiers, entry) or head
         return b"".join(parts)
 
     def _head(self, topic: str, identifiers: list[int], entry: Entry) -> tuple[bytes, bytes] | None:
@@ -365,7 +515,7 @@ class MqttOutbound(Outbound):
         if expires_us is not None and expires_us <= connection.broker.now_us:
             return None
         if connection.version < V5:
-            return encode_text(topic), b""
+            return connection.encoded_topic(topic), b""
         values = packet_properties(extension_of(entry)) if entry.flags & HAS_EXTENSION else {}
         if expires_us is not None:
             values[Property.MESSAGE_EXPIRY] = max((expires_us - connection.broker.now_us) // 1_000_000, 1)
@@ -378,8 +528,15 @@ class MqttOutbound(Outbound):
                 values[Property.TOPIC_ALIAS] = alias
                 text = ""
             elif len(self._aliases) < min(self.max_aliases, MAX_ALIASES):
-                alias = self._aliases[topic] = values[Property.TOPIC_ALIAS] = len(self._aliases) + 1
+                values[Property.TOPIC_ALIAS] = len(self._aliases) + 1  # known when it is sent, see _note_alias
         return encode_text(text), encode_packet_properties(values) if values else b"\0"
+
+    def _note_alias(self, topic: str) -> bool:
+        """A packet with the head of this topic was sent. Return whether the topic has an alias since then."""
+        if topic in self._aliases or len(self._aliases) >= min(self.max_aliases, MAX_ALIASES):
+            return False
+        self._aliases[topic] = len(self._aliases) + 1
+        return True
 
     def _done(self, batch: OutboundBatch, count: int) -> None:
         """These messages of a batch need no acknowledgement."""
@@ -410,6 +567,8 @@ class MqttOutbound(Outbound):
 
     def _is_released(self, packet_id: int) -> bool:
         """Return whether the store has a handshake with this identifier, which it would confuse with a new one."""
+        if not self._released_ids:
+            return False
         offset = self._released_ids.get(packet_id)
         if offset is None:
             return False
@@ -422,6 +581,13 @@ class MqttOutbound(Outbound):
 
     def handle_ack(self, kind: int, packet_id: int, code: int) -> bool:
         """Handle PUBACK, PUBREC or PUBCOMP. Return False if it is not the answer to the packet with this identifier."""
+        if packet_id in self.shared:
+            if kind != PacketType.PUBACK:
+                return False
+            through, offset = self.shared.pop(packet_id)
+            through.acknowledge(offset)  # with any code: a message that a client refuses is not sent to others
+            return True
+        self._is_moved = True
         if packet_id in self.table.numbers.not_logged:
             return self._handle_retained_ack(kind, packet_id, code)
         sent = self.publishes.get(packet_id)
@@ -505,10 +671,59 @@ class MqttOutbound(Outbound):
         if numbers.finished:
             if not self.publishes and not self._queue:
                 numbers.finished.clear()
-            elif len(numbers.finished) > 2 * self.quota:
+            elif len(numbers.finished) > self._prune_above:
                 numbers.finished = {offset for offset in numbers.finished if offset >= below}
+                self._prune_above = 2 * max(len(numbers.finished), self.quota)
         if below > subscription.acknowledged_below or subscription.sent:
             self._connection.broker.acknowledge(subscription, below)
+
+
+class MqttMemberOutbound(Outbound):
+    """The messages of a consumer group on their way to one member, among the others of its session."""
+
+    __slots__ = ("_done", "_filter", "_sender")
+
+    def __init__(self, sender: MqttOutbound, filter: TableFilter) -> None:
+        super().__init__()
+        self._sender = sender
+        self._filter = filter
+        self._done: list[int] = []
+        """Offsets of messages that need no acknowledgement."""
+
+    def _rule(self, batch: OutboundBatch) -> TopicRule:
+        """Return how the messages are sent: with QoS 1 at most, because a group may have to send them twice."""
+        rule = make_rule([self._filter])
+        assert rule is not None
+        return msgspec.structs.replace(rule, qos=min(batch.entry.flags >> QOS_SHIFT, rule.qos, 1))
+
+    def room_for(self, batch: OutboundBatch) -> int:
+        return min(self._sender.room_for_shared(self._rule(batch).qos), batch.entry.count)
+
+    def put(self, batch: OutboundBatch) -> bool:
+        self._done += self._sender.send_shared(batch, self._rule(batch), self)
+        return True
+
+    def put_live(self, batch: OutboundBatch) -> bool:
+        if not self._sender.room_for_shared(0):
+            return False
+        self._sender.send_shared(batch, self._rule(batch), self)
+        return True
+
+    def gap(self, count: int, next_offset: int) -> None:
+        """Do nothing: MQTT has no word for it, and the group notifies the operator."""
+
+    def flush(self) -> None:
+        done, self._done = self._done, []
+        for offset in done:
+            self.acknowledge(offset)
+
+    def acknowledge(self, offset: int) -> None:
+        """The client has processed the message at this offset."""
+        if self.member is not None:
+            self._sender.broker().acknowledge_in_group(self.member, offset, offset + 1)
+
+    def removed(self, by: str, reason: str) -> None:
+        self._sender.broker().drop_shared(self._sender.table, self._filter.text)
 
 
 def _payloads(batch: OutboundBatch) -> list[bytes]:

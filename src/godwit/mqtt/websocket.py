@@ -27,13 +27,20 @@ CLOSE_TOO_LARGE: Final = 1009
 class WebSocketStream:
     """One connection."""
 
-    __slots__ = ("_buffer", "_is_open", "_max_frame_bytes", "_path", "_within_message", "is_closed", "output")
+    __slots__ = (
+        "_buffer", "_frame_bytes", "_is_open", "_mask", "_max_frame_bytes", "_path", "_within_message", "is_closed",
+        "output",
+    )  # fmt: skip
 
     def __init__(self, path: str, max_frame_bytes: int) -> None:
         """`path`: what the request must ask for."""
         self._path = path
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
+        """Of the request, of the head of a frame, or of a control frame: data is passed on as it arrives."""
+        self._frame_bytes = 0
+        """How much is missing of a frame with data."""
+        self._mask = b""
         self._is_open = False
         self._within_message = False
         self.output: list[bytes] = []
@@ -105,8 +112,19 @@ class WebSocketStream:
     def _read_frames(self) -> bytes:
         buffer = self._buffer
         found: list[bytes] = []
+        pong = b""
         at = 0
-        while not self.is_closed and len(buffer) - at >= 2:
+        while not self.is_closed and at < len(buffer):
+            if self._frame_bytes:
+                body = bytes(buffer[at : at + self._frame_bytes])
+                found.append(unmask(body, self._mask))
+                rest = len(body) % 4
+                self._mask = self._mask[rest:] + self._mask[:rest]
+                self._frame_bytes -= len(body)
+                at += len(body)
+                continue
+            if len(buffer) - at < 2:
+                break
             first, second = buffer[at], buffer[at + 1]
             size = second & 0x7F
             mask_at = at + 2
@@ -120,12 +138,22 @@ class WebSocketStream:
                 self._close(problem)
                 break
             body_at = mask_at + 4
-            if len(buffer) < body_at + size:
+            is_control = first & 0x0F >= _CLOSE
+            if len(buffer) < body_at + (size if is_control else 0):
                 break
-            body = unmask(bytes(buffer[body_at : body_at + size]), bytes(buffer[mask_at:body_at]))
-            at = body_at + size
-            self._handle_frame(first, body, found)
+            mask = bytes(buffer[mask_at:body_at])
+            if is_control:
+                body = unmask(bytes(buffer[body_at : body_at + size]), mask)
+                at = body_at + size
+                pong = self._handle_control(first & 0x0F, body) or pong
+            else:
+                self._within_message = not first & 0x80
+                self._frame_bytes = size
+                self._mask = mask
+                at = body_at
         del buffer[:at]
+        if pong:  # one for all pings, as RFC 6455 allows
+            self.output.append(pong)
         return b"".join(found)
 
     def _frame_problem(self, first: int, second: int, size: int) -> int:
@@ -143,16 +171,12 @@ class WebSocketStream:
             return CLOSE_PROTOCOL
         return CLOSE_TOO_LARGE if size > self._max_frame_bytes else 0
 
-    def _handle_frame(self, first: int, body: bytes, found: list[bytes]) -> None:
-        kind = first & 0x0F
+    def _handle_control(self, kind: int, body: bytes) -> bytes:
+        """Return the reply to a ping."""
         if kind == _CLOSE:
             self.output.append(encode_frame(_CLOSE, body[:2]))
             self.is_closed = True
-        elif kind == _PING:
-            self.output.append(encode_frame(_PONG, body))
-        elif kind != _PONG:
-            self._within_message = not first & 0x80
-            found.append(body)
+        return encode_frame(_PONG, body) if kind == _PING else b""
 
     def _close(self, code: int) -> None:
         self.output.append(encode_frame(_CLOSE, code.to_bytes(2, "big")))

@@ -10,20 +10,31 @@ import msgspec
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Effect, refusal_notice
-from godwit.broker.ports import RequestFailure, SubscribeRequest, SubscribeResult
+from godwit.broker.ports import Outbound, RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
+from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
 from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
-from godwit.native.subscriber_channel import NativeOutbound
+from godwit.native.subscriber_channel import NativeMemberOutbound, NativeOutbound
 from godwit.wire import control, jobs
 from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, make_proof
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD
+from godwit.wire.extension import check_properties
+from godwit.wire.filters import GROUP_PREFIX
 
 WATCHES_PER_REQUEST: Final = 64
 """This number of jobs that a client begins to watch costs as much as a request."""
-ListRequest = control.Topics | control.Clients | control.Cursors | jobs.ListJobs | jobs.ShowJob | jobs.ListWorkers
+ListRequest = (
+    control.Topics
+    | control.Clients
+    | control.Cursors
+    | control.ListGroups
+    | jobs.ListJobs
+    | jobs.ShowJob
+    | jobs.ListWorkers
+)
 
 
 class SubscribeResponder(msgspec.Struct):
@@ -35,7 +46,9 @@ class SubscribeResponder(msgspec.Struct):
     effects: list[Effect]
 
     def subscribed(self, result: SubscribeResult) -> None:
-        outbound = result.subscription.outbound if result.subscription.peer is not None else self.outbound
+        outbound: Outbound = self.outbound
+        if result.member is None and result.subscription.peer is not None:
+            outbound = result.subscription.outbound
         assert isinstance(outbound, NativeOutbound)
         if not result.is_new:
             self._drop()
@@ -47,6 +60,7 @@ class SubscribeResponder(msgspec.Struct):
                     is_new=result.is_new,
                     next_offset=result.next_offset,
                     same_below=result.same_below,
+                    group=result.member is not None,
                 )
             )
 
@@ -90,6 +104,9 @@ class ControlRouter:
             control.Kick: lambda peer, session, message, now_us: administration.kick(
                 session, message.client, message.filters, message.reason, now_us
             ),
+            control.DeleteGroup: lambda peer, session, message, now_us: administration.delete_group(
+                session, message.group, message.filters
+            ),
             jobs.UnwatchJobs: lambda peer, session, message, now_us: work.unwatch(peer, message),
             jobs.CancelJob: lambda peer, session, message, now_us: work.cancel(session, message, now_us),
         }
@@ -97,6 +114,7 @@ class ControlRouter:
             control.Topics: self._topics,
             control.Clients: self._clients,
             control.Cursors: self._cursors,
+            control.ListGroups: self._groups,
             jobs.ListJobs: work.jobs,
             jobs.ShowJob: work.job,
             jobs.ListWorkers: work.workers,
@@ -171,12 +189,20 @@ class ControlRouter:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def _login(self, peer: NativePeer, message: control.Login, now_us: int) -> None:
+        will = message.will
+        if will is not None:
+            try:
+                check_properties(will.extension)
+            except DecodeError as error:
+                raise RequestFailure(Code.MALFORMED, f"the will is not accepted: {error}") from None
         credentials = NativeCredentials(
             name=message.name,
             instance=message.instance,
             session_expiry_s=message.session_expiry_s,
             is_clean=message.fresh,
-            will=message.will,
+            will=None if will is None else msgspec.structs.replace(will, delay_s=0, extension=b""),
+            will_extension=None if will is None else will.extension or None,
+            will_delay_s=0 if will is None else will.delay_s,
             proof=message.proof,
             connection=peer.connection,
         )
@@ -212,10 +238,17 @@ class ControlRouter:
             start=message.start,
             since_us=message.since_us,
             retained=message.retained,
+            retain_handling=message.retain_handling,
+            no_local=message.no_local,
             epochs=message.epochs,
+            group=message.group,
+            group_expiry_s=message.group_expiry_s,
+            max_in_flight=message.max_in_flight,
         )
-        known = session.subscriptions.get((tuple(sorted(set(message.filters))), message.cursor))
-        outbound = NativeOutbound(peer, number, self._broker.effects)
+        is_member = message.group is not None or message.filters[0].startswith(GROUP_PREFIX)
+        known = None if is_member else session.subscriptions.get((tuple(sorted(set(message.filters))), message.cursor))
+        make = NativeMemberOutbound if is_member else NativeOutbound
+        outbound = make(peer, number, self._broker.effects)
         if number not in peer.outbounds:
             peer.outbounds[number] = outbound
         elif known is None or known.peer is None:
@@ -232,6 +265,9 @@ class ControlRouter:
 
     def _unsubscribe(self, peer: NativePeer, session: Session, message: control.Unsubscribe, now_us: int) -> None:
         outbound = self._outbound(peer, message.subscription)
+        if isinstance(outbound, NativeMemberOutbound) and outbound.member is not None:
+            outbound.leave(self._broker, message.record, message.handled)
+            return
         self._broker.unsubscribe(peer, outbound, pause=message.keep, offset=message.offset, epochs=message.epochs)
         peer.outbounds.pop(message.subscription, None)
 
@@ -285,6 +321,13 @@ class ControlRouter:
         cursors = [control.CursorInfo(**msgspec.structs.asdict(cursor)) for cursor in page.cursors]
         return control.CursorList(
             request=message.request, cursors=cursors, more=page.after is not None, after=page.after or ""
+        ), page.steps
+
+    def _groups(self, session: Session, message: control.ListGroups) -> tuple[ControlMessage, int]:
+        page = self._administration.groups(session, message.after)
+        groups = [control.GroupInfo(**msgspec.structs.asdict(group)) for group in page.groups]
+        return control.GroupList(
+            request=message.request, groups=groups, more=page.after is not None, after=page.after or ""
         ), page.steps
 
 

@@ -7,6 +7,7 @@ not logged.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.wire.batch import route_entry
 from godwit.wire.control import ControlMessage, DeliveryOpen, Gap, Kicked, Labels, encode_control, encode_in_band
+from godwit.wire.extension import shorten_lifetime
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
@@ -42,7 +44,10 @@ _record: Final = itemgetter(0)
 
 def encode_routed(batch: OutboundBatch, offset: int) -> tuple[bytes, bytes, int]:
     """Return a batch for subscribers in two parts, see route_entry, and their length."""
-    head, rest = route_entry(batch.entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
+    entry = batch.entry
+    if batch.remaining_us is not None:
+        entry = shorten_lifetime(entry, batch.remaining_us)
+    head, rest = route_entry(entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
     return head, rest, len(head) + len(rest)
 
 
@@ -231,7 +236,7 @@ class NativeOutbound(Outbound):
         number = self._live_number
         self._live_number += batch.entry.count
         head, rest, size = encode_routed(batch, number)
-        is_reliable = size > MAX_UNRELIABLE_BYTES
+        is_reliable = size > MAX_UNRELIABLE_BYTES or batch.topic.is_inbox
         # One that is longer than the window is sent when half of it is free: else it could never be sent.
         if is_reliable and peer.unconfirmed_bytes + min(size, peer.window_bytes // 2) > peer.window_bytes:
             return False
@@ -280,8 +285,95 @@ class NativeOutbound(Outbound):
                 broker.acknowledge(self.subscription, offset, gaps)
         else:
             self.live.handle_confirm(record)
+        if peer.members:
+            broker.resume_members(peer)
         if peer.behind and (peer.unconfirmed_bytes <= peer.window_bytes // 2 or not self.channel.held_bytes):
             broker.resume(peer)
+
+
+class MemberChannel(SubscriberChannel):
+    """The channel of a member of a consumer group: it knows which messages each record has."""
+
+    __slots__ = ("_records", "_spans", "collected")
+
+    def __init__(self, peer: NativePeer, effects: list[Effect], message: DeliveryOpen) -> None:
+        self._records: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        """Unconfirmed records with messages: the offsets (first, end) of their batches."""
+        self._spans: list[tuple[int, int]] = []
+        """Of the next record."""
+        self.collected = 0
+        """The number of messages in the next record."""
+        super().__init__(peer, effects, message)
+
+    def note(self, first: int, end: int) -> None:
+        """A batch with these offsets was added."""
+        self._spans.append((first, end))
+        self.collected += end - first
+
+    def cut(self) -> None:
+        if self.pieces:
+            super().cut()
+            self._records.append((self.next_record - 1, self._spans))
+            self._spans = []
+            self.collected = 0
+
+    def take_confirmed(self, record: int) -> list[tuple[int, int]]:
+        """Return the offsets of the batches up to a record, which the client has processed."""
+        found: list[tuple[int, int]] = []
+        while self._records and self._records[0][0] <= record:
+            found += self._records.popleft()[1]
+        return found
+
+    def take_handled(self, count: int) -> list[tuple[int, int]]:
+        """Return the offsets of the first messages of the oldest unconfirmed record."""
+        found: list[tuple[int, int]] = []
+        for first, end in self._records[0][1] if self._records else ():
+            if count > 0:
+                found.append((first, min(end, first + count)))
+                count -= end - first
+        return found
+
+
+class NativeMemberOutbound(NativeOutbound):
+    """The two channels of a member of a consumer group."""
+
+    __slots__ = ()
+
+    channel: MemberChannel
+
+    def begin(self, offset: int) -> None:
+        peer = self._peer
+        self.channel = MemberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=False))
+        self.live = SubscriberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=True))
+        peer.channels[self.channel.number] = peer.channels[self.live.number] = self
+
+    def put(self, batch: OutboundBatch) -> bool:
+        if not super().put(batch):
+            return False
+        channel = self.channel
+        channel.note(batch.offset, batch.end_offset)
+        # Two records at least are on their way, so that the next one has arrived when one is confirmed.
+        if self.member is not None and channel.collected >= self.member.window // 2:
+            channel.cut()
+        return True
+
+    def handle_confirm(self, broker: Broker, channel: int, record: int) -> None:
+        member = self.member
+        if channel == self.channel.number and member is not None:
+            for first, end in self.channel.take_confirmed(record):
+                broker.acknowledge_in_group(member, first, end)
+        super().handle_confirm(broker, channel, record)
+
+    def leave(self, broker: Broker, record: int | None, handled: int) -> None:
+        """The client unsubscribes. It has processed the records up to this one, and some messages of the next."""
+        member = self.member
+        if member is None:
+            return
+        spans = [] if record is None else self.channel.take_confirmed(record)
+        for first, end in [*spans, *self.channel.take_handled(handled)]:
+            broker.acknowledge_in_group(member, first, end)
+        broker.leave_group(member)
+        self.close()
 
 
 def _take_labels(labels: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -70,10 +70,12 @@ def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, i
         port_text = tail if colon else None
     if not host:
         raise AddressError(f"{text!r} names no host; {example}")
+    if any(character.isspace() or not character.isprintable() for character in host):
+        raise AddressError(f"{text!r} is not the address of a broker; {example}")
     if port_text is None:
         return host, default_port
     if not (port_text.isascii() and port_text.isdigit()) or len(port_text) > 5 or int(port_text) > 65535:
-        raise AddressError(f"{port_text!r} in {text!r} is no port: a port is a number from 1 to 65535; {example}")
+        raise AddressError(f"{port_text!r} in {text!r} is not a port: a port is a number from 1 to 65535; {example}")
     return host, int(port_text)
 
 

@@ -21,23 +21,27 @@ from typing import Final, Unpack
 
 from godwit.client.batches import Payload
 from godwit.client.config import SEND_BUFFER_BYTES
+from godwit.client.message import Message
+from godwit.client.properties import MessageOptions
 from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers
-from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, Connecting
+from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient
 from godwit.net.client import connect as connect_async
+from godwit.net.connecting import Connecting
 from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
 from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
 from godwit.net.loop import LoopThread, check_timeout, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.replies import MAX_CONCURRENT, AsyncResponder, BlockingResponder, ReplyHandler, RequestOptions
 from godwit.net.runtime import OnState
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
-from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo, Will
+from godwit.wire.control import ClientInfo, CursorInfo, GroupInfo, RetainHandling, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
@@ -181,7 +185,14 @@ class BlockingClient:
     # -- publishing and subscribing -----------------------------------------------------------------------------------
 
     def publish(
-        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int | None:
         """Publish one message, and wait until it is confirmed.
 
@@ -194,6 +205,7 @@ class BlockingClient:
             timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
                 the client's buffer and is sent when the broker answers again, unless the error states that the buffer
                 had no room for it.
+            options: Headers, content type, expiry and others; see `MessageOptions`.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -202,10 +214,13 @@ class BlockingClient:
             TopicError: The topic is invalid, or does not exist and is not created by publishing.
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
-            UsageError: The payload or the QoS is invalid.
+            UsageError: The payload, the QoS or an option is invalid.
+            MessageExpiredError: With `expires_s`: it expired before it was confirmed, and was dropped here.
             ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
-        return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s))
+        return self._thread.call(
+            self._client.publish(topic, payload, qos=qos, retain=retain, timeout_s=timeout_s, **options)
+        )
 
     def publisher(
         self,
@@ -216,12 +231,13 @@ class BlockingClient:
         epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
+        **options: Unpack[MessageOptions],
     ) -> BlockingPublisher:
         """Return a publisher for many messages of one topic, whose `send` does not wait. See AsyncClient.publisher."""
 
         async def make() -> AsyncPublisher:
             return self._client.publisher(
-                topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain
+                topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain, **options
             )
 
         return BlockingPublisher(self._thread, self._thread.call(make()))
@@ -234,6 +250,11 @@ class BlockingClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        group: str | None = None,
+        group_expiry_s: int | None = None,
+        max_in_flight: int | None = None,
         timeout_s: float | None = None,
     ) -> BlockingSubscription:
         """Return a subscription: `with client.subscribe("home/#") as messages: for message in messages`.
@@ -245,11 +266,57 @@ class BlockingClient:
             cursor: See AsyncClient.subscribe.
             on_gap: See AsyncClient.subscribe. Called in the loop's thread.
             keep: See AsyncClient.subscribe.
+            retained: See AsyncClient.subscribe.
+            no_local: See AsyncClient.subscribe.
+            group: Name of a consumer group, see AsyncClient.subscribe.
+            group_expiry_s: See AsyncClient.subscribe.
+            max_in_flight: See AsyncClient.subscribe.
             timeout_s: The iteration ends when no message has arrived for this many seconds. By default it never ends.
         """
         check_timeout(timeout_s)
-        inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
+        inner = self._client.subscribe(
+            *filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            retained=retained,
+            no_local=no_local,
+            group=group,
+            group_expiry_s=group_expiry_s,
+            max_in_flight=max_in_flight,
+        )
         return BlockingSubscription(self._thread, inner, timeout_s)
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
+
+    def request(self, topic: str, payload: Payload = b"", **options: Unpack[RequestOptions]) -> Message:
+        """Send a request to the clients that reply on a topic, and return the first reply. See AsyncClient.request."""
+        return self._thread.call(self._client.request(topic, payload, **options))
+
+    def request_many(
+        self, topic: str, payload: Payload = b"", *, replies: int | None = None, **options: Unpack[RequestOptions]
+    ) -> list[Message]:
+        """Send a request, and return the replies of several clients. See AsyncClient.request_many."""
+        return self._thread.call(self._client.request_many(topic, payload, replies=replies, **options))
+
+    def replies(self, *filters: str, capacity: int = MAX_CONCURRENT) -> Callable[[ReplyHandler], BlockingResponder]:
+        """Return a decorator for a function that answers the requests on some topics. See AsyncClient.replies.
+
+        The decorator returns a BlockingResponder when the broker has agreed. The function runs in a thread; a coroutine
+        function runs in the loop of the client.
+        """
+
+        def decorate(handler: ReplyHandler) -> BlockingResponder:
+            async def begin() -> AsyncResponder:
+                responder = self._client.replies(*filters, capacity=capacity)(handler)
+                await responder.ready()
+                return responder
+
+            return BlockingResponder(self._thread, self._thread.call(begin()))
+
+        return decorate
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -328,6 +395,14 @@ class BlockingClient:
     def cursors(self, client: str | None = None, *, timeout_s: float | None = None) -> list[CursorInfo]:
         """Return the subscriptions with their positions in the log. See AsyncClient.cursors."""
         return self._thread.call(self._client.cursors(client, timeout_s=timeout_s))
+
+    def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
+        """Return the consumer groups with their positions. See AsyncClient.groups."""
+        return self._thread.call(self._client.groups(timeout_s=timeout_s))
+
+    def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
+        """Delete a consumer group with its position. See AsyncClient.delete_group."""
+        self._thread.call(self._client.delete_group(group, *filters, timeout_s=timeout_s))
 
     def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Return the workers with their kinds of work, capacity and tasks."""

@@ -13,58 +13,69 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
-import msgspec
-
 from godwit.broker.topics import check_filter, check_kind, check_topic
-from godwit.client.batches import Payload, to_bytes
-from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
+from godwit.client.batches import Payload
+from godwit.client.config import ClientConfig
+from godwit.client.message import Message
+from godwit.client.properties import MessageOptions, make_properties
 from godwit.client.protocol import ClientState
-from godwit.client.subscription import Start
-from godwit.errors import BrokerUnreachableError, UsageError
-from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
-from godwit.net.address import Brokers, parse_brokers
+from godwit.client.subscription import Start, make_membership
+from godwit.errors import UsageError
+from godwit.net.arguments import (
+    check_callback,
+    check_path,
+    check_text,
+)
+from godwit.net.connecting import Connecting as Connecting  # noqa: PLC0414 - exported, as connect is
+from godwit.net.connecting import connect as connect  # noqa: PLC0414
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import TimeLimit, check_timeout, within
+from godwit.net.loop import within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
     list_clients,
     list_cursors,
+    list_groups,
     list_jobs,
     list_topics,
     list_workers,
     retry_job,
     show_job,
 )
+from godwit.net.replies import (
+    MAX_CONCURRENT,
+    REQUEST_TIMEOUT_S,
+    AsyncResponder,
+    ReplyHandler,
+    Requester,
+    RequestOptions,
+    checked_reply,
+)
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
-from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Address
 from godwit.wire.control import (
     ClientInfo,
     Create,
     CursorInfo,
+    DeleteGroup,
     DeleteTopic,
     Done,
+    GroupInfo,
     Kick,
     Ping,
     Pong,
+    RetainHandling,
     TopicInfo,
-    Will,
 )
-from godwit.wire.jobs import (
-    JobInfo,
-    JobState,
-    TaskInfo,
-    WorkerInfo,
-)
+from godwit.wire.extension import NO_PROPERTIES
+from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -73,123 +84,6 @@ _NOT_STORED: Final = (
     "it may do so later; submit it again with the same key, which never makes a second job",
 )
 T = TypeVar("T")
-
-
-def connect(
-    broker: Brokers = "localhost",
-    *,
-    name: str | None = None,
-    secret: bytes | str = b"",
-    will: Will | None = None,
-    timeout_s: float | None = None,
-    session_expiry_s: int = SESSION_EXPIRY_S,
-    fresh: bool = False,
-    send_buffer_bytes: int = SEND_BUFFER_BYTES,
-    on_state: OnState | None = None,
-    endpoint: EndpointConfig | None = None,
-) -> Connecting:
-    """Connect to a broker. Use the result with `async with`, or await it and close the client yourself.
-
-        async with godwit.connect("localhost", name="sensor-1") as client:
-            await client.publish("home/room1/temperature", b"21.5")
-
-    Args:
-        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`; the default port is 50000. Several with commas
-            between them, or in a list: the client uses one that answers, and another one when that is lost.
-        name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
-            nothing outlives the connection.
-        secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
-        will: A message that the broker publishes if the client is lost without closing.
-        timeout_s: How long to wait for the broker; None waits forever, so that a client may start before its broker.
-        session_expiry_s: How long the broker keeps the session (subscriptions and positions) after the client left.
-        fresh: Discard a session that the broker still has under this name.
-        send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
-        on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed.
-        endpoint: Settings of the transport.
-
-    Returns:
-        An object that returns the client when it is awaited or entered, once the broker has accepted the login.
-
-    Raises:
-        AddressError: The broker's address is invalid, or (when awaited) its host name cannot be resolved.
-        UsageError: An option is invalid.
-        BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
-        BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
-    """
-    _check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
-    config = ClientConfig(
-        name=name,
-        secret=to_bytes(secret, "a secret"),
-        session_expiry_s=session_expiry_s,
-        fresh=bool(fresh),
-        will=_checked_will(will),
-        send_buffer_bytes=send_buffer_bytes,
-        endpoint=endpoint or EndpointConfig(),
-    )
-    return Connecting(BrokerResolver(parse_brokers(broker)), config, timeout_s, on_state)
-
-
-class Connecting:
-    """A client that is not connected yet: use it with `async with`, or await it. Made by `connect`."""
-
-    def __init__(
-        self, resolver: BrokerResolver, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
-    ) -> None:
-        self._resolver = resolver
-        self._config = config
-        self._timeout_s = timeout_s
-        self._on_state = on_state
-        self._client: AsyncClient | None = None
-
-    def __repr__(self) -> str:
-        return f"<Connecting to {self._resolver}: use it with `async with`, or await it>"
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether a broker answers. It may still wait with the login, for example while the name is in use."""
-        return self._client is not None and self._client.is_answered
-
-    def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> AsyncClient:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._client is not None:
-            await self._client.__aexit__(kind, error, traceback)
-
-    async def _open(self) -> AsyncClient:
-        client: AsyncClient | None = None
-        try:
-            async with TimeLimit(self._timeout_s):
-                addresses = await self._resolver.resolve()
-                self._client = client = AsyncClient(
-                    self._config, addresses, on_state=self._on_state, resolver=self._resolver
-                )
-                await client._runtime.wait_until_online()
-                return client
-        except BaseException as error:
-            is_answered, reason = False, ""
-            if client is not None:
-                is_answered, reason = client.is_answered, client.last_reason
-                client.abort()
-            if isinstance(error, TimeoutError):
-                raise self._unreachable(is_answered, reason) from None
-            raise
-
-    def _unreachable(self, is_answered: bool, reason: str) -> BrokerUnreachableError:
-        if is_answered:
-            return BrokerUnreachableError(
-                f"the broker at {self._resolver} answers, but has not let this client in within "
-                f"{self._timeout_s:g} s: another connection may still hold its name; try again, or wait for longer"
-            )
-        return BrokerUnreachableError(
-            f"no broker answered at {self._resolver} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
-            "is it running there, and does the way to it let UDP pass?"
-        )
 
 
 class AsyncClient:
@@ -212,6 +106,7 @@ class AsyncClient:
         self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver)
         """The client in its event loop. Workers and file transfers use it too."""
         self._request = self._runtime.request
+        self._requester: Requester | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.name!r} of the broker at {self._runtime.broker}, {self.state}>"
@@ -279,7 +174,14 @@ class AsyncClient:
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     async def publish(
-        self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False, timeout_s: float | None = None
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int | None:
         """Publish one message, and wait until it is confirmed.
 
@@ -292,6 +194,7 @@ class AsyncClient:
             timeout_s: How long to wait for the confirmation; None waits for ever. After a timeout the message stays in
                 the client's buffer and is sent when the broker answers again, unless the error states that the buffer
                 had no room for it.
+            options: Headers, content type, expiry and others; see `MessageOptions`.
 
         Returns:
             At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
@@ -300,12 +203,15 @@ class AsyncClient:
             TopicError: The topic is invalid, or does not exist and may not be created.
             AccessError: This client may not publish there.
             BrokerError: The broker refused the message for another reason.
-            UsageError: The payload or the QoS is invalid.
+            UsageError: The payload, the QoS or an option is invalid.
+            MessageExpiredError: With `expires_s`: it expired before it was confirmed, and was dropped here.
             ReplyTimeoutError: The message was not confirmed within `timeout_s`, or found no room in the buffer.
         """
+        properties = make_properties(**options) if options else NO_PROPERTIES
+        publishers = self._runtime.publishers
         if timeout_s is None:
-            return await self._runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
-        return await self._runtime.publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain)
+            return await publishers.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+        return await publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain, properties=properties)
 
     def publisher(
         self,
@@ -316,6 +222,7 @@ class AsyncClient:
         epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
+        **options: Unpack[MessageOptions],
     ) -> AsyncPublisher:
         """Return a publisher for many messages of one topic, whose `send` does not wait.
 
@@ -328,6 +235,7 @@ class AsyncClient:
             epoch: Higher in each run, or the same to continue a run that was interrupted.
             sequence: The sequence of the first message that will be sent.
             retain: Keep the last message as the topic's retained message.
+            options: The properties of all messages, see `MessageOptions`; `expires_s` is counted for each message.
 
         Raises:
             UsageError: An argument is invalid, or an identity has no epoch.
@@ -339,7 +247,13 @@ class AsyncClient:
                 "give epoch=, higher in each run, or the same and the sequence to go on with"
             )
         return self._runtime.publishers.publisher(
-            topic, qos=qos, identity=identity, epoch=epoch or 0, sequence=sequence, retain=retain
+            topic,
+            qos=qos,
+            identity=identity,
+            epoch=epoch or 0,
+            sequence=sequence,
+            retain=retain,
+            properties=make_properties(**options) if options else NO_PROPERTIES,
         )
 
     # -- subscribing --------------------------------------------------------------------------------------------------
@@ -352,6 +266,11 @@ class AsyncClient:
         cursor: str | None = None,
         on_gap: OnGap | None = None,
         keep: bool | None = None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        group: str | None = None,
+        group_expiry_s: int | None = None,
+        max_in_flight: int | None = None,
     ) -> AsyncSubscription:
         """Return a subscription: `async with client.subscribe("home/#") as messages: async for message in messages`.
 
@@ -367,14 +286,95 @@ class AsyncClient:
                 number is an upper bound, or None if it is unknown.
             keep: Whether the broker's session remembers the subscription when its block is left, for a client with a
                 name that will return. By default only with a cursor.
+            retained: When retained messages come first: "always" (also if the session resumes, and with a start), "if
+                new" (unless the session has the subscription), "never". By default if it is new and begins at the end.
+            no_local: Leave out messages that this client has published.
+            group: Name of a consumer group: each message goes to one of its members. `start` and `since` are for a
+                group that does not exist yet; `cursor` and `keep` do not apply.
+            group_expiry_s: How long the broker keeps the group after its last member has left; by default 7 days.
+            max_in_flight: The number of messages that this member has at once, at most; by default the broker adapts
+                it to the pace of the member. With 1 the messages of one topic are divided most evenly.
 
         Raises:
             UsageError: The client has ended. Errors of the broker are raised when the block is entered.
         """
         self._runtime.require_open()
+        membership = make_membership(group, group_expiry_s, max_in_flight)
         return AsyncSubscription(
-            self._runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
+            self._runtime,
+            filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=on_gap,
+            keep=keep,
+            retained=retained,
+            no_local=no_local,
+            membership=membership,
         )
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
+
+    async def request(self, topic: str, payload: Payload = b"", **options: Unpack[RequestOptions]) -> Message:
+        """Send a request to the clients that reply on a topic, and return the first reply.
+
+        Args:
+            topic: Where responders are subscribed, see `replies`.
+            payload: The request, as for `publish`.
+            options: Time limit, QoS, headers and content type; see `RequestOptions`.
+
+        Raises:
+            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoReplyError: No reply arrived within `timeout_s`; it is a TimeoutError, too.
+            RequestFailedError: The handler of the responder failed.
+            BrokerError: The broker refused the request, for example AccessError.
+            UsageError: An argument is invalid.
+        """
+        found = await self.request_many(topic, payload, replies=1, **options)
+        return checked_reply(found, topic, options.get("timeout_s", REQUEST_TIMEOUT_S))
+
+    async def request_many(
+        self, topic: str, payload: Payload = b"", *, replies: int | None = None, **options: Unpack[RequestOptions]
+    ) -> list[Message]:
+        """Send a request, and return the replies of several clients in the order of their arrival.
+
+        Args:
+            topic: Where responders are subscribed, see `replies`.
+            payload: The request, as for `publish`.
+            replies: Return when this many have arrived. None: one from each subscription that the request reached; with
+                QoS 0 one.
+            options: See `request`. After `timeout_s` the replies so far are returned, perhaps an empty list.
+
+        Returns:
+            The replies. One that reports a failure has the header `godwit-error`.
+
+        Raises:
+            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            BrokerError: The broker refused the request, for example AccessError.
+            UsageError: An argument is invalid.
+        """
+        self._runtime.require_open()
+        if self._requester is None:
+            self._requester = Requester(self)
+        return await self._requester.request(topic, payload, replies, **options)
+
+    def replies(self, *filters: str, capacity: int = MAX_CONCURRENT) -> Callable[[ReplyHandler], AsyncResponder]:
+        """Return a decorator for a function that answers the requests on some topics.
+
+            @client.replies("service/echo")
+            async def echo(request):
+                return request.payload
+
+        The function gets the request as a Message and returns the payload of the reply. A function that is not a
+        coroutine function runs in a thread. If it raises an exception, `request` raises RequestFailedError with its
+        text. The decorator returns an AsyncResponder, which has begun; await its `ready()` to be sure.
+
+        Args:
+            filters: Topic filters, see `subscribe`.
+            capacity: How many requests to handle at once.
+        """
+        self._runtime.require_open()
+        return lambda handler: AsyncResponder(self, filters, handler, capacity=capacity)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -605,6 +605,36 @@ class AsyncClient:
         """
         return await self._answered(list_cursors(self._runtime, client), timeout_s)
 
+    async def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
+        """Return the consumer groups with their positions: all for a client that may kick, else the ones it may join.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(list_groups(self._runtime), timeout_s)
+
+    async def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
+        """Delete a consumer group with its position. The subscriptions of its members end.
+
+        Args:
+            group: The name of the group.
+            filters: Delete only the group of this name with exactly these filters.
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            BrokerError: The group does not exist.
+            AccessError: This client may not delete groups: it needs the right to kick.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        check_text("the group", group)
+        for pattern in filters:
+            check_filter(pattern)
+        request = self._request(lambda n: DeleteGroup(request=n, group=group, filters=list(filters) or None), Done)
+        await self._answered(request, timeout_s)
+
     async def workers(self, *, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Return the workers in the order of their names: kinds of work, capacity, and how many tasks they hold.
 
@@ -731,65 +761,3 @@ class AsyncClient:
             max_file_bytes=max_file_bytes,
             max_total_bytes=max_total_bytes,
         )
-
-
-def check_text(what: str, value: str) -> None:
-    """Raise UsageError if an argument is not a text."""
-    if not isinstance(value, str):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
-
-
-def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the path of a file or a folder. Raise UsageError if it is of another type, or not a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a path")
-    try:
-        if b"\0" not in os.fsencode(value):
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise UsageError(f"{what} is {repr(value)[:80]}: it has a character that a path does not have")
-
-
-def check_callback(what: str, value: Callable[..., object] | None) -> None:
-    """Raise UsageError if an argument is neither a function nor None."""
-    if value is not None and not callable(value):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a function")
-
-
-def _check_options(
-    name: str | None,
-    secret: bytes | str,
-    timeout_s: float | None,
-    session_expiry_s: int,
-    send_buffer_bytes: int,
-    on_state: OnState | None,
-    endpoint: EndpointConfig | None,
-) -> None:
-    """Raise UsageError for an option of the wrong type; ClientConfig checks the values."""
-    if name is not None:
-        check_text("name", name)
-    if not isinstance(secret, bytes | bytearray | str):
-        raise UsageError(f"secret is of the type {type(secret).__name__}: give bytes or a text")
-    check_timeout(timeout_s)
-    for what, value in (("session_expiry_s", session_expiry_s), ("send_buffer_bytes", send_buffer_bytes)):
-        if type(value) is not int:
-            raise UsageError(f"{what} is {value!r}, of the type {type(value).__name__}: give a whole number")
-    check_callback("on_state", on_state)
-    if endpoint is not None and not isinstance(endpoint, EndpointConfig):
-        raise UsageError(f"endpoint is of the type {type(endpoint).__name__}: give a godwit.EndpointConfig")
-
-
-def _checked_will(will: Will | None) -> Will | None:
-    """Check the will here: the broker would only report that the login is malformed."""
-    if will is None:
-        return None
-    if not isinstance(will, Will):
-        raise UsageError(f"will is of the type {type(will).__name__}: give a godwit.Will(topic=..., payload=...)")
-    check_topic(will.topic)
-    payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
-    if len(payload) > MAX_WILL_BYTES:
-        raise UsageError(f"the last will has {len(payload)} bytes: at most {MAX_WILL_BYTES}")
-    if will.qos not in (0, 1, 2):
-        raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
-    return msgspec.structs.replace(will, payload=payload)

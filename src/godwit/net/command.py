@@ -1,4 +1,4 @@
-"""Run a command for a task: the payload is its standard input, and its standard output is the result."""
+"""Run a command for a task or a request: the payload is its standard input, its standard output the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import PIPE
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, cast
 
@@ -36,11 +36,20 @@ async def run_command(task: Task, command: Sequence[str]) -> bytes:
         TaskFailedError: The exit code is not 0 (the text has the end of its standard error), or the output is too long.
         OSError: The command could not be started.
     """
-    transport, output = await _begin(command, {**os.environ, **_description(task)})
+    return await run_process(command, task.payload, _description(task))
+
+
+async def run_process(command: Sequence[str], payload: bytes, variables: Mapping[str, str]) -> bytes:
+    """Run a command without a shell, with a payload as its standard input, and return its standard output.
+
+    `variables` are added to its environment. When this coroutine is cancelled, the command and the processes that it
+    started are terminated, and killed a second later. Raises as run_command.
+    """
+    transport, output = await _begin(command, {**os.environ, **variables})
     try:
         stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
         if not stdin.is_closing():  # the command may have ended already
-            stdin.write(task.payload)
+            stdin.write(payload)
             stdin.close()  # takes effect when all is written, or the command has closed its end
         await output.is_over.wait()
         if output.is_too_long:

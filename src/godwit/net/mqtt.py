@@ -8,6 +8,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -16,7 +17,7 @@ import msgspec
 from godwit.broker.session import network_of
 from godwit.errors import AddressError, ConfigurationError, SocketError
 from godwit.limits import KIB
-from godwit.mqtt.connection import MqttConnection
+from godwit.mqtt.connection import MqttConnection, MqttTransport
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.mqtt.websocket import WebSocketStream
 from godwit.net.address import bind_text, format_address, parse_broker
@@ -28,10 +29,16 @@ HANDSHAKE_TIMEOUT_S: Final = 10.0
 """Of TLS."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a closed connection may take to send its last packets."""
+MAX_PONG_BYTES: Final = 64 * KIB
+"""A WebSocket client with more unread bytes gets no reply to its pings."""
 BACKLOG: Final = 1024
+ACCEPT_PAUSE_S: Final = 1.0
+"""How long no connection is accepted when the system has no more files."""
 MAX_UNADMITTED: Final = 8192
 MAX_UNADMITTED_PER_HOST: Final = 1024
-"""Connections without a login, of all clients and of one host."""
+"""Connections without a login, of all clients and of one host. For another one, the oldest of them is closed."""
+OTHER_FILES: Final = 256
+"""Open files that the broker needs beside connections."""
 DEFAULT_PORTS: Final = {"mqtt": 1883, "tls": 8883, "ws": 8083, "wss": 8084}
 DEFAULT_PATH: Final = "/mqtt"
 
@@ -108,35 +115,63 @@ def common_name(certificate: dict[str, Any] | None) -> str:
 class MqttStream(asyncio.BufferedProtocol):
     """The stream of one client, see godwit.mqtt.connection.MqttTransport."""
 
-    __slots__ = ("_connection", "_host", "_is_counted", "_listeners", "_transport", "_websocket")
+    __slots__ = (
+        "_closing", "_connection", "_handshake", "_is_paused", "_listeners", "_transport", "_websocket", "host",
+    )  # fmt: skip
 
     def __init__(self, listeners: MqttListeners, websocket: WebSocketStream | None) -> None:
         self._listeners = listeners
         self._websocket = websocket
         self._transport: asyncio.Transport | None = None
         self._connection: MqttConnection | None = None
-        self._host = ""
-        self._is_counted = False
+        self._handshake: asyncio.Task[None] | None = None
+        """Of TLS, while it lasts."""
+        self._is_paused = False
+        """Whether the stream has more to send than the system accepts, see `unsent_bytes`."""
+        self._closing: asyncio.TimerHandle | None = None
+        self.host: str | None = None
+        """Of the client, if it was accepted."""
+
+    def begin_tls(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        """Begin the handshake with a client that counts as a connection already."""
+        self._handshake = asyncio.get_running_loop().create_task(self._run_handshake(accepted, context))
+
+    async def _run_handshake(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self, accepted, ssl=context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
+        except OSError:  # also ssl.SSLError, and a timeout
+            accepted.close()
+        finally:
+            self._handshake = None
+            if self._connection is None:
+                self._listeners.remove(self)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        elif self._transport is not None:
+            self._transport.abort()
 
     # -- called by the event loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = stream = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
         peer = stream.get_extra_info("peername") or ("", 0)
-        self._host = network_of(peer[0]) if peer[0] else ""
-        if not self._listeners.admits(self._host):
+        if self.host is None and not self._listeners.add(self, peer[0]):
             stream.abort()
             return
-        self._is_counted = True
-        self._listeners.add(self, self._host)
         handle = stream.get_extra_info("socket")
         if handle is not None and handle.family != getattr(socket, "AF_UNIX", None):
             handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         protocol = self._listeners.protocol
         certified_user = None
         if protocol.settings.user_from_certificate and stream.get_extra_info("ssl_object") is not None:
             certified_user = common_name(stream.get_extra_info("peercert"))
-        self._connection = protocol.connect(self, format_address(peer), self._host, certified_user)
+        self._connection = protocol.connect(self, format_address(peer), self.host or "", certified_user)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._listeners.view  # one for all: its bytes are copied before the next read begins
@@ -147,7 +182,8 @@ class MqttStream(asyncio.BufferedProtocol):
         if websocket is not None:
             data = websocket.receive(data)
             if websocket.output and self._transport is not None:
-                self._transport.write(b"".join(websocket.output))
+                if websocket.is_closed or self._transport.get_write_buffer_size() <= MAX_PONG_BYTES:
+                    self._transport.write(b"".join(websocket.output))
                 websocket.output.clear()
             if websocket.is_closed:
                 self.close()
@@ -155,18 +191,21 @@ class MqttStream(asyncio.BufferedProtocol):
             self._connection.receive(data)
 
     def resume_writing(self) -> None:
+        self._is_paused = False
         if self._connection is not None:
             self._connection.handle_drained()
 
     def pause_writing(self) -> None:
-        """Nothing to do: the connection asks for `unsent_bytes`."""
+        self._is_paused = True
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_counted:
-            self._listeners.remove(self, self._host)
+        self._listeners.remove(self)
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
         if self._connection is not None:
             self._connection.handle_lost("" if exc is None else str(exc))
             self._connection = None
@@ -175,19 +214,38 @@ class MqttStream(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and self._closing is None and not self._transport.is_closing():
             self._transport.write(data if self._websocket is None else self._websocket.frame(data))
 
     def close(self) -> None:
-        """Close the stream when everything is sent, or after a while."""
+        """Close the stream when everything is sent, or after a while.
+
+        Without TLS the client is read until it has closed its side: a socket that is closed with unread bytes is reset,
+        and the client may lose the last packet, which has the reason.
+        """
         transport = self._transport
-        if transport is not None and not transport.is_closing():
+        if transport is None or self._closing is not None or transport.is_closing():
+            return
+        self._closing = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+        try:
+            if transport.can_write_eof():
+                transport.resume_reading()
+                transport.write_eof()
+            else:
+                transport.close()
+        except OSError:  # the client has closed it
             transport.close()
-            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+
+    def close_now(self) -> None:
+        """Close the stream when everything is sent; nothing is read any more."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        elif self._transport is not None:
+            self._transport.close()
 
     def set_reading(self, is_reading: bool) -> None:
         """Pause reading, or continue."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and self._closing is None and not self._transport.is_closing():
             if is_reading:
                 self._transport.resume_reading()
             else:
@@ -195,7 +253,85 @@ class MqttStream(asyncio.BufferedProtocol):
 
     def unsent_bytes(self) -> int:
         """Return how many bytes wait to be sent."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if not self._is_paused or self._transport is None:  # then only a few kilobytes wait
+            return 0
+        return self._transport.get_write_buffer_size()
+
+
+class TlsListener:
+    """One listening socket for TLS.
+
+    The event loop's own listener calls a protocol after the handshake: clients that never end it would not be counted.
+    """
+
+    def __init__(self, listeners: MqttListeners, handle: socket.socket, address: MqttAddress) -> None:
+        self.handle = handle
+        self._listeners = listeners
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self.handle.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                accepted, peer = self.handle.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no more files: other connections have to end first
+                self._loop.remove_reader(self.handle.fileno())
+                self._loop.call_later(ACCEPT_PAUSE_S, self._begin)
+                return
+            accepted.setblocking(False)
+            stream = self._listeners.make_stream(self._address)
+            context = self._listeners.context
+            if context is None or not self._listeners.add(stream, peer[0]):
+                accepted.close()
+            else:
+                stream.begin_tls(accepted, context)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self.handle.fileno())
+            self.handle.close()
+
+
+def open_listener(address: Address, family: int) -> socket.socket:
+    """Return a socket that listens on a resolved address. Raises OSError."""
+    handle = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            handle.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        handle.setblocking(False)
+        handle.bind(address)
+        handle.listen(BACKLOG)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files if that is possible. Return how many connections it allows, at most `wanted`."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - OTHER_FILES), 1)
 
 
 class MqttListeners:
@@ -212,12 +348,17 @@ class MqttListeners:
         self.refused = 0
         self._server = server
         self._schedule_turn = schedule_turn
-        self._max_connections = max_connections
-        self._servers: list[asyncio.Server] = []
+        self.max_connections = allow_connections(max_connections)
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._streams: dict[MqttStream, None] = {}
         self._hosts: Counter[str] = Counter()
-        self._context: ssl.SSLContext | None = None
+        self._unadmitted: dict[MqttStream, None] = {}
+        """Connections without a login, the oldest first."""
+        self._unadmitted_by_host: dict[str, dict[MqttStream, None]] = {}
+        self.context: ssl.SSLContext | None = None
+        """Of new TLS connections."""
         protocol.wake = self._wake
+        protocol.note_admitted = self._note_admitted
         server.add_protocol(protocol)
 
     def _wake(self) -> None:
@@ -230,33 +371,42 @@ class MqttListeners:
         Raises:
             SocketError: The system refused a socket, for example because the port is in use.
         """
-        self._context = context
-        loop = asyncio.get_running_loop()
+        self.context = context
         try:
             for address in addresses:
                 try:
-                    opened = await loop.create_server(
-                        self._factory(address),
-                        address.host,
-                        address.port,
-                        ssl=context if address.has_tls else None,
-                        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if address.has_tls else None,
-                        backlog=BACKLOG,
-                    )
+                    await self._open(address)
                 except OSError as error:
                     text = bind_text((address.host, address.port), error).replace("UDP", "TCP")
                     raise SocketError(text) from error
-                self._servers.append(opened)
-                self.addresses += [(address, handle.getsockname()) for handle in opened.sockets]
         except BaseException:
             self.close()
             raise
 
-    def _factory(self, address: MqttAddress) -> Callable[[], MqttStream]:
+    async def _open(self, address: MqttAddress) -> None:
+        """Open the sockets of one address. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if not address.has_tls:
+            opened = await loop.create_server(
+                lambda: self.make_stream(address), address.host, address.port, backlog=BACKLOG
+            )
+            self._servers.append(opened)
+            self.addresses += [(address, handle.getsockname()) for handle in opened.sockets]
+            return
+        found = await loop.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=getattr(socket, "AI_PASSIVE", 0)
+        )
+        for family, where in dict.fromkeys((one[0], one[4]) for one in found):
+            listener = TlsListener(self, open_listener(where, family), address)
+            self._servers.append(listener)
+            self.addresses.append((address, listener.handle.getsockname()))
+
+    def make_stream(self, address: MqttAddress) -> MqttStream:
+        """Return the stream of a new client of this listener."""
         if not address.is_websocket:
-            return lambda: MqttStream(self, None)
+            return MqttStream(self, None)
         max_bytes = self.protocol.broker.settings.max_message_bytes + 64 * KIB
-        return lambda: MqttStream(self, WebSocketStream(address.path, max_bytes))
+        return MqttStream(self, WebSocketStream(address.path, max_bytes))
 
     def reload_certificate(self, certificate: Path, key: Path) -> None:
         """Use a new certificate for new connections.
@@ -264,35 +414,71 @@ class MqttListeners:
         Raises:
             OSError: Reading the files failed, or they do not belong together.
         """
-        if self._context is not None:
-            load_certificate(self._context, certificate, key)
+        if self.context is not None:
+            load_certificate(self.context, certificate, key)
 
     @property
     def urls(self) -> list[str]:
         """The addresses as `mqtt://127.0.0.1:1883`."""
         return [f"{where.scheme}://{format_address(address)}{where.path}" for where, address in self.addresses]
 
-    def admits(self, host: str) -> bool:
-        """Return whether there is room for another connection from this host."""
+    @property
+    def unadmitted(self) -> int:
+        """How many connections have no login."""
+        return len(self._unadmitted)
+
+    def add(self, stream: MqttStream, peer: str) -> bool:
+        """Count a connection from an IP address. Return False if all places are taken.
+
+        Connections without a login give way to a new one, the oldest first: clients log in at once, and connections
+        that remain silent must not keep them out.
+        """
+        host = network_of(peer) if peer else ""
         limit = self.protocol.broker.settings.max_clients_per_host
-        is_full = len(self._streams) >= self._max_connections or (limit is not None and self._hosts[host] >= limit)
-        unadmitted = self.protocol.unadmitted
-        if is_full or unadmitted.total() >= MAX_UNADMITTED or unadmitted[host] >= MAX_UNADMITTED_PER_HOST:
+        of_host = self._unadmitted_by_host.get(host)
+        if of_host and (len(of_host) >= MAX_UNADMITTED_PER_HOST or (limit is not None and self._hosts[host] >= limit)):
+            self._evict(next(iter(of_host)))
+        if self._unadmitted and (len(self._unadmitted) >= MAX_UNADMITTED or len(self._streams) >= self.max_connections):
+            self._evict(next(iter(self._unadmitted)))
+        if len(self._streams) >= self.max_connections or (limit is not None and self._hosts[host] >= limit):
             self.refused += 1
             return False
-        return True
-
-    def add(self, stream: MqttStream, host: str) -> None:
-        """Count a connection."""
+        stream.host = host
         self._streams[stream] = None
         self._hosts[host] += 1
+        self._unadmitted[stream] = None
+        self._unadmitted_by_host.setdefault(host, {})[stream] = None
+        return True
 
-    def remove(self, stream: MqttStream, host: str) -> None:
-        """The connection has ended."""
-        self._streams.pop(stream, None)
-        self._hosts[host] -= 1
-        if not self._hosts[host]:
-            del self._hosts[host]
+    def _evict(self, stream: MqttStream) -> None:
+        """Close a connection without a login."""
+        self.refused += 1
+        self.remove(stream)
+        stream.abort()
+
+    def _note_admitted(self, transport: MqttTransport) -> None:
+        """The client of this stream has a login."""
+        assert isinstance(transport, MqttStream)
+        self._unlist(transport)
+
+    def _unlist(self, stream: MqttStream) -> None:
+        if stream in self._unadmitted:
+            del self._unadmitted[stream]
+            host = stream.host or ""
+            of_host = self._unadmitted_by_host[host]
+            del of_host[stream]
+            if not of_host:
+                del self._unadmitted_by_host[host]
+
+    def remove(self, stream: MqttStream) -> None:
+        """The connection has ended, or was never counted."""
+        if stream in self._streams:
+            self._unlist(stream)
+            del self._streams[stream]
+            host = stream.host or ""
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
 
     def stop_listening(self) -> None:
         """Accept no more connections."""
@@ -304,4 +490,4 @@ class MqttListeners:
         """Close the listeners and all connections."""
         self.stop_listening()
         for stream in list(self._streams):
-            stream.close()
+            stream.close_now()

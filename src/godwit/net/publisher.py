@@ -17,12 +17,22 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from godwit.client.batches import Payload, to_bytes
-from godwit.client.events import BufferAvailable, Confirmed, Refused
+from godwit.client.events import BufferAvailable, Confirmed, Expired, Refused
+from godwit.client.properties import JsonBody, extension_for
 from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
-from godwit.errors import BrokerError, BufferFullError, GodwitError, ReplyTimeoutError, UsageError, broker_error
+from godwit.errors import (
+    BrokerError,
+    BufferFullError,
+    GodwitError,
+    MessageExpiredError,
+    ReplyTimeoutError,
+    UsageError,
+    broker_error,
+)
 from godwit.limits import KIB, MIB
 from godwit.net.loop import LoopThread, TimeLimit, check_timeout
+from godwit.wire.extension import NO_PROPERTIES, Properties
 
 BufferFull = BufferFullError
 """Raised by `send` when the client's buffer is full: `await publisher.ready()`, then send again."""
@@ -102,29 +112,36 @@ class PublishWaiters:
         self.is_starved = False
         """Whether the buffer was full, and the event Room has not come since."""
         self._waiting_for_room: list[asyncio.Future[None]] = []
-        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._waiting: deque[tuple[int, int | None, asyncio.Future[int]]] = deque()
+        """The sequence to wait for, and that of the one message whose expiry fails the wait."""
         self._loop = asyncio.get_running_loop()
 
-    async def confirmed(self, sequence: int) -> int:
+    async def confirmed(self, sequence: int, *, message: int | None = None) -> int:
         """Wait until all messages below `sequence` are confirmed. Return how many subscribers the last record reached.
 
         Raises:
             BrokerError: The broker refused one of them.
+            MessageExpiredError: The message with the sequence `message` has expired in the queue.
             GodwitError: The client has ended.
         """
         if self.core.confirmed_sequence >= sequence:
             return self.core.reached
         self.require_open()
         future: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.append((sequence, future))
+        self._waiting.append((sequence, message, future))
         return await future
 
-    async def room(self) -> None:
-        """Wait until the amount of free buffer may have changed."""
+    async def room(self, *, until: float | None = None) -> None:
+        """Wait until the amount of free buffer may have changed, or until this time (time.monotonic)."""
         self.require_open()
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting_for_room.append(future)
-        await future
+        if until is None:
+            await future
+        else:
+            await asyncio.wait([future], timeout=max(until - time.monotonic(), 0.0))
+            if future.done():
+                future.result()
 
     def require_open(self) -> None:
         """Raise the error with which the client ended, if it has ended."""
@@ -142,7 +159,7 @@ class PublishWaiters:
     def on_confirmed(self, sequence: int, reached: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] <= sequence:
-            _, future = waiting.popleft()
+            _, _, future = waiting.popleft()
             if not future.done():
                 future.set_result(reached)
 
@@ -162,16 +179,27 @@ class PublishWaiters:
         error = broker_error(code, text)
         self.first_refused = first if self.first_refused is None else min(first, self.first_refused)
         self.failure = error if self.has_senders else None
-        for wanted, future in self._waiting:
+        for wanted, _, future in self._waiting:
             if first < wanted and not future.done():
                 future.set_exception(copy(error))
-        self._waiting = deque(entry for entry in self._waiting if not entry[1].done())
+        self._waiting = deque(entry for entry in self._waiting if not entry[2].done())
         self.wake()
+
+    def on_expired(self, first: int, sequence: int) -> None:
+        """Fail the waits for single messages from `first` on, below `sequence`, which were dropped."""
+        for _, message, future in self._waiting:
+            if message is not None and first <= message < sequence and not future.done():
+                future.set_exception(
+                    MessageExpiredError(
+                        f"the message for {self.core.topic!r} expired before the broker confirmed it: it was dropped "
+                        "from the client's queue, and no subscriber that was not reached before gets it"
+                    )
+                )
 
     def on_ended(self, error: GodwitError) -> None:
         self.ended = error
         self.core.end_time_sharing()  # so that the next send is checked, and refused
-        futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
+        futures: list[asyncio.Future[Any]] = [future for _, _, future in self._waiting]
         for future in futures + list(self._waiting_for_room):
             if not future.done():
                 future.set_exception(copy(error))
@@ -196,17 +224,26 @@ class ClientPublishers:
             Confirmed: self._on_confirmed,
             BufferAvailable: self._on_room,
             Refused: self._on_refused,
+            Expired: self._on_expired,
         }
 
     def publisher(
-        self, topic: str, *, qos: int, identity: str | None, epoch: int, sequence: int, retain: bool
+        self,
+        topic: str,
+        *,
+        qos: int,
+        identity: str | None,
+        epoch: int,
+        sequence: int,
+        retain: bool,
+        properties: Properties = NO_PROPERTIES,
     ) -> AsyncPublisher:
         """Return a publisher, see AsyncClient.publisher."""
         core = self._core.publisher(topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence)
-        return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain)
+        return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain, properties=properties)
 
     async def publish_within(
-        self, timeout_s: float, topic: str, payload: Payload, *, qos: int, retain: bool
+        self, timeout_s: float, topic: str, payload: Payload, *, qos: int, retain: bool, properties: Properties
     ) -> int | None:
         """Publish a message as `publish` does, within a time limit.
 
@@ -217,7 +254,9 @@ class ClientPublishers:
         sequences: list[int] = []
         try:
             async with TimeLimit(timeout_s) as limit:
-                return await self.publish(topic, payload, qos=qos, retain=retain, on_accepted=sequences.append)
+                return await self.publish(
+                    topic, payload, qos=qos, retain=retain, properties=properties, on_accepted=sequences.append
+                )
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -238,6 +277,7 @@ class ClientPublishers:
         *,
         qos: int,
         retain: bool,
+        properties: Properties = NO_PROPERTIES,
         on_accepted: Callable[[int], None] | None = None,
     ) -> int | None:
         """Send a message, and wait until it is confirmed; at QoS 0, until it is in the send buffer.
@@ -247,14 +287,18 @@ class ClientPublishers:
         if self._ended is not None:
             raise copy(self._ended)
         body = to_bytes(payload)
+        extension = extension_for(payload, properties)
+        expires_at = None
+        if properties.lifetime_us is not None:
+            expires_at = time.monotonic() + properties.lifetime_us / 1e6
         waiters = self._waiters_of(self._core.publisher(topic, qos=qos))
-        sequence = await self.send(waiters, waiters.core.send, body, retain)
+        sequence = await self.send(waiters, body, retain=retain, extension=extension, expires_at=expires_at)
         if on_accepted is not None:
             on_accepted(sequence)
         if qos == 0:
             await asyncio.sleep(0)  # so that a loop of publish calls lets the event loop run
             return None
-        return await waiters.confirmed(sequence + 1)
+        return await waiters.confirmed(sequence + 1, message=sequence)
 
     def chunk_waiters(self, topic: str, identity: str, *, epoch: int, sequence: int) -> PublishWaiters:
         """Return the waiters of a publisher for the chunks of a file: QoS 2, with an identity that outlives the run."""
@@ -263,20 +307,32 @@ class ClientPublishers:
     async def send_chunk(self, waiters: PublishWaiters, payload: bytes, extension: bytes) -> None:
         """Send one chunk of a file, once there is room for it."""
         waiters.raise_failure()
-        await self.send(waiters, waiters.core.send_extended, payload, extension)
+        await self.send(waiters, payload, extension=extension)
         self.schedule_flush()
 
     async def send(
-        self, waiters: PublishWaiters, core_send: Callable[..., int], payload: bytes, argument: bool | bytes
+        self,
+        waiters: PublishWaiters,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        extension: bytes = b"",
+        expires_at: float | None = None,
     ) -> int:
-        """Call `core_send(payload, now_us, argument)` once there is room. Return the message's sequence."""
+        """Send a message once there is room for it. Return its sequence."""
+        core = waiters.core
         while True:
             waiters.require_open()
+            if expires_at is not None and time.monotonic() >= expires_at:
+                raise MessageExpiredError(
+                    f"the message for {core.topic!r} expired before the client's send buffer had room for it: it was "
+                    "not sent; publish less, or give it more time"
+                )
             try:
-                return core_send(payload, self._turn.begin(waiters.core), argument)
+                return core.send(payload, self._turn.begin(core), retain, extension, expires_at)
             except BufferFullError:
                 waiters.is_starved = True
-                await waiters.room()
+                await waiters.room(until=expires_at)
 
     @property
     def is_crowded(self) -> bool:
@@ -319,6 +375,12 @@ class ClientPublishers:
         waiters = self._waiters.get(event.publisher)
         if waiters is not None:
             waiters.on_refused(event.code, event.text, event.first_sequence, event.sequence)
+        self._on_progress()
+
+    def _on_expired(self, event: Expired) -> None:
+        waiters = self._waiters.get(event.publisher)
+        if waiters is not None:
+            waiters.on_expired(event.first_sequence, event.sequence)
         self._on_progress()
 
     def _on_progress(self) -> None:
@@ -368,11 +430,19 @@ class AsyncPublisher:
         UsageError: The payload is too large or has a wrong type, or the client is closed.
     """
 
-    def __init__(self, publishers: ClientPublishers, waiters: PublishWaiters, turn: SendTurn, *, retain: bool) -> None:
+    def __init__(
+        self,
+        publishers: ClientPublishers,
+        waiters: PublishWaiters,
+        turn: SendTurn,
+        *,
+        retain: bool,
+        properties: Properties,
+    ) -> None:
         waiters.has_senders = True
         self._publishers = publishers
         self._waiters = waiters
-        self.send = _make_send(waiters, turn, retain)
+        self.send = _make_send(waiters, turn, retain, properties)
 
     def __repr__(self) -> str:
         return f"<AsyncPublisher to {self.topic!r}, QoS {self.qos}, {self.unconfirmed} messages unconfirmed>"
@@ -402,6 +472,11 @@ class AsyncPublisher:
         """The number of messages that are not confirmed yet."""
         core = self._waiters.core
         return core.next_sequence - core.confirmed_sequence
+
+    @property
+    def expired(self) -> int:
+        """The number of messages that expired before they were sent, and were dropped from the client's queue."""
+        return self._waiters.core.expired
 
     @property
     def confirmed_sequence(self) -> int:
@@ -468,21 +543,28 @@ class AsyncPublisher:
         self._publishers.schedule_flush()
 
 
-def _make_send(waiters: PublishWaiters, turn: SendTurn, retain: bool) -> Callable[[Payload], None]:
+def _make_send(
+    waiters: PublishWaiters, turn: SendTurn, retain: bool, properties: Properties
+) -> Callable[[Payload], None]:
     """Return AsyncPublisher.send: the fast path of the core, with this function for all cases that it leaves out."""
     core = waiters.core
+    extension = extension_for(b"", properties)
+    json_extension = extension_for({}, properties)
+    lifetime_us = properties.lifetime_us
 
     def send_with_checks(payload: Payload) -> None:
         waiters.require_open()
         if waiters.failure is not None:
             waiters.raise_failure()
+        used = json_extension if isinstance(payload, dict | list | JsonBody) else extension
+        expires_at = None if lifetime_us is None else time.monotonic() + lifetime_us / 1e6
         try:
-            core.send(to_bytes(payload), turn.begin(core), retain)
+            core.send(to_bytes(payload), turn.begin(core), retain, used, expires_at)
         except BufferFullError:
             waiters.is_starved = True
             raise
 
-    return send_with_checks if retain else core.make_quick_send(send_with_checks)
+    return send_with_checks if retain or extension else core.make_quick_send(send_with_checks)
 
 
 class BlockingPublisher:
@@ -540,6 +622,8 @@ class BlockingPublisher:
             GodwitError: An earlier message was refused or too large. This message was not sent.
         """
         body = to_bytes(payload)
+        if isinstance(payload, dict | list):
+            body = JsonBody(body)
         if self._thread.is_inherited:
             self._thread.require_own_process()
         with self._lock:

@@ -15,6 +15,9 @@ from godwit.wire.control import (
     CursorInfo,
     CursorList,
     Cursors,
+    GroupInfo,
+    GroupList,
+    ListGroups,
     TopicInfo,
     TopicList,
     Topics,
@@ -82,6 +85,22 @@ async def list_cursors(runtime: ClientRuntime, client: str | None) -> list[Curso
 
 def _cursors(client: str | None, after: str | None, number: int) -> Cursors:
     return Cursors(request=number, client=client, after=after)
+
+
+async def list_groups(runtime: ClientRuntime) -> list[GroupInfo]:
+    """Return the consumer groups with their positions."""
+    found: list[GroupInfo] = []
+    after: str | None = None
+    while True:
+        page = await runtime.request(partial(_groups, after), GroupList)
+        found += page.groups
+        if not page.more or page.after <= (after or ""):  # a broker that makes no progress
+            return found
+        after = page.after
+
+
+def _groups(after: str | None, number: int) -> ListGroups:
+    return ListGroups(request=number, after=after)
 
 
 async def list_workers(runtime: ClientRuntime) -> list[WorkerInfo]:

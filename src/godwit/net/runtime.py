@@ -39,7 +39,7 @@ from godwit.client.events import (
     WorkBufferAvailable,
 )
 from godwit.client.protocol import ClientProtocol, ClientState
-from godwit.client.subscription import Start, Subscription
+from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import (
     AddressError,
     ForkedError,
@@ -59,7 +59,7 @@ from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Address, ConnectionState
-from godwit.wire.control import ControlMessage, Error
+from godwit.wire.control import ControlMessage, Error, RetainHandling
 from godwit.wire.control_base import Code
 from godwit.wire.packet import NONCE_BYTES, OVERHEAD_BYTES, HelloFrame, encode_frame, encode_packet
 
@@ -271,21 +271,35 @@ class ClientRuntime:
         start: Start,
         since_us: int | None,
         cursor: str | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe, and deliver the events of the returned core to `subscription`."""
         self.require_open()
-        core = self.core.subscribe(subscription.filters, start=start, since_us=since_us, cursor=cursor)
+        core = self.core.subscribe(
+            subscription.filters,
+            start=start,
+            since_us=since_us,
+            cursor=cursor,
+            retained=retained,
+            no_local=no_local,
+            membership=membership,
+        )
         if core in self._subscriptions:
             raise UsageError(f"already subscribed to {', '.join(core.filters)}: use that subscription")
         self._subscriptions[core] = subscription
         self.schedule_flush()
         return core
 
-    async def leave_subscription(self, core: Subscription, *, keep: bool, offset: int | None) -> None:
-        """Unsubscribe and wait a while for the answer. With `keep` the broker's session remembers the position."""
+    async def leave_subscription(self, core: Subscription, *, keep: bool, offset: int | None, handled: int = 0) -> None:
+        """Unsubscribe and wait a while for the answer. With `keep` the broker's session remembers the position.
+
+        `handled`: of a member of a group, the messages of the current record that are processed.
+        """
         if self._subscriptions.pop(core, None) is not None:
             self.driver.flush()  # confirmations of delivered messages are sent before
-            number = self.core.unsubscribe(core, keep=keep, offset=offset)
+            number = self.core.unsubscribe(core, keep=keep, offset=offset, handled=handled)
             answer = self._requests[number] = self._loop.create_future()
             self.schedule_flush()
             timeout_s = UNSUBSCRIBE_TIMEOUT_S if self.state == "online" else UNSUBSCRIBE_OFFLINE_TIMEOUT_S
@@ -296,11 +310,11 @@ class ClientRuntime:
             if answer.done():  # else the request is repeated when the broker is back
                 answer.result()
 
-    def drop_subscription(self, core: Subscription, *, keep: bool, offset: int | None) -> None:
+    def drop_subscription(self, core: Subscription, *, keep: bool, offset: int | None, handled: int = 0) -> None:
         """Unsubscribe without waiting for the broker's answer."""
         if self._subscriptions.pop(core, None) is not None:
             self.driver.flush()
-            self.core.unsubscribe(core, keep=keep, offset=offset)
+            self.core.unsubscribe(core, keep=keep, offset=offset, handled=handled)
             self.schedule_flush()
 
     async def commit_subscription(self, core: Subscription, offset: int) -> None:

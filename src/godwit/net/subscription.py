@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeAlias, Typ
 
 from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Bookmark, Message
-from godwit.client.subscription import Start, Subscription
+from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
 from godwit.net.loop import LoopThread, check_timeout, within
+from godwit.wire.control import RetainHandling
 
 if TYPE_CHECKING:
     from godwit.net.runtime import ClientRuntime
@@ -74,7 +75,12 @@ class AsyncSubscription:
         cursor: str | None,
         on_gap: OnGap | None,
         keep: bool | None,
+        retained: RetainHandling | None = None,
+        no_local: bool = False,
+        membership: Membership | None = None,
     ) -> None:
+        if membership is not None and (keep or cursor is not None):
+            raise UsageError("a group has a position of its own: leave out keep and cursor")
         if on_gap is not None and not callable(on_gap):
             raise UsageError(f"on_gap is of the type {type(on_gap).__name__}: give a function")
         self.filters = filters
@@ -83,6 +89,9 @@ class AsyncSubscription:
         self._start = start
         self._since_us = to_microseconds(since)
         self._cursor = cursor
+        self._retained = retained
+        self._no_local = no_local
+        self._membership = membership
         self._on_gap = on_gap
         self._keep = cursor is not None if keep is None else keep
         self._core: Subscription | None = None
@@ -121,7 +130,13 @@ class AsyncSubscription:
         if self._core is not None:
             raise UsageError("this subscription is in use already: ask the client for another one")
         core = self._core = self._runtime.begin_subscription(
-            self, start=self._start, since_us=self._since_us, cursor=self._cursor
+            self,
+            start=self._start,
+            since_us=self._since_us,
+            cursor=self._cursor,
+            retained=self._retained,
+            no_local=self._no_local,
+            membership=self._membership,
         )
         try:
             while core.state == "asking":
@@ -141,10 +156,11 @@ class AsyncSubscription:
             await self.close()
         elif (core := self._leave()) is not None:
             offset = self._handled_below if self._keep else None
+            handled = 0 if self._in_lists else max(len(self._returned()) - 1, 0)
             if issubclass(kind, Exception):
-                await self._runtime.leave_subscription(core, keep=self._keep, offset=offset)
+                await self._runtime.leave_subscription(core, keep=self._keep, offset=offset, handled=handled)
             else:
-                self._runtime.drop_subscription(core, keep=self._keep, offset=offset)
+                self._runtime.drop_subscription(core, keep=self._keep, offset=offset, handled=handled)
 
     async def close(self, offset: int | None = None) -> None:
         """End the subscription, and wait a few seconds for the broker to confirm that. May be repeated.
@@ -154,7 +170,9 @@ class AsyncSubscription:
         """
         if (core := self._leave()) is not None:
             done_below = self._reached(offset)
-            await self._runtime.leave_subscription(core, keep=self._keep, offset=done_below if self._keep else None)
+            await self._runtime.leave_subscription(
+                core, keep=self._keep, offset=done_below if self._keep else None, handled=len(self._returned())
+            )
 
     def _leave(self) -> Subscription | None:
         """Return the core of the subscription and refuse all further calls; None if it has ended already."""
@@ -232,7 +250,7 @@ class AsyncSubscription:
             return False
         missed, replaced = core.missed, core.replaced
         self._done_before = core.position
-        messages = core.take()
+        messages = core.take(time.monotonic(), time.time_ns() // 1000)
         if core.replaced is not None and core.replaced is not replaced:
             self._done_before = core.replaced[0]
             self._report_replaced(core)

@@ -274,7 +274,7 @@ class FileStatistics:
 
 def has_order(kind: pa.DataType) -> bool:
     """Return whether Delta defines bounds for columns of this type."""
-    return not pa.types.is_binary(kind)
+    return not (pa.types.is_binary(kind) or pa.types.is_nested(kind))
 
 
 def _bounds(values: pa.Array, kind: pa.DataType) -> tuple[Any, Any]:

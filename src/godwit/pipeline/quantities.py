@@ -46,8 +46,8 @@ _COLD: Final = frozenset((-127.0, -999.0, -999.9, 999.0, 999.9, 998.0, -99.9))
 _PERCENT: Final = (0.0, 100.0)
 
 QUANTITIES: Final[dict[str, Quantity]] = {
-    "temperature": Quantity("°C", "temperature", (-273.15, 3000), (-90, 130), _WORDS | _TENTHS | _COLD),
-    "dew_point": Quantity("°C", "temperature", (-150, 100), (-90, 60), _WORDS | _TENTHS | _COLD),
+    "temperature": Quantity("°C", "temperature", (-273.15, 3000), (-90, 50), _WORDS | _TENTHS | _COLD),
+    "dew_point": Quantity("°C", "temperature", (-150, 100), (-90, 35), _WORDS | _TENTHS | _COLD),
     "humidity": Quantity("%", "percent", _PERCENT, (1, 100)),
     "absolute_humidity": Quantity("g/m³", "mass concentration", (0, 600), (0, 60)),
     "moisture": Quantity("%", "percent", _PERCENT, (1, 100)),
@@ -188,8 +188,8 @@ def _with_default(
     if not low <= number <= high:
         raise RejectedError(
             "ambiguous",
-            f"{name or quantity} is {number:g} without a unit, which is not plausible in {known.unit or 'its unit'} "
-            f"({low:g} to {high:g}): state the unit in the payload or in [[pipeline.decoder]]",
+            f"{name or quantity} is {number:g} without a unit, and {known.unit or 'its unit'} is assumed from {low:g} "
+            f"to {high:g} only: state the unit in the payload or in [[pipeline.decoder]]",
         )
     if quantity == "battery" and (0 < number <= 1 or (number < 15 and number != int(number))):
         raise RejectedError(

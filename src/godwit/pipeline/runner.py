@@ -44,7 +44,7 @@ from godwit.pipeline.repair import is_repair_incomplete
 from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
 from godwit.spark.offsets import Offsets, Position
 from godwit.spark.options import read_options
-from godwit.spark.reader import SCHEMA, LogPartition, StreamReader
+from godwit.spark.reader import ALL_COLUMNS, LogPartition, StreamReader
 
 POLL_S: Final = 0.1
 _MAX_OFFSET: Final = 2**63 - 1
@@ -164,7 +164,7 @@ class TablesWriter:
         options = read_options(config.limited_source, is_stream=True)
         self._topics = [filter_pattern(one) for one in options.topics]
         self._limit: ReadLimit = ReadAllAvailable() if options.max_rows is None else ReadMaxRows(options.max_rows)
-        self._planner = StreamReader(options, tuple(SCHEMA.names), max(1, spark.sparkContext.defaultParallelism))
+        self._planner = StreamReader(options, tuple(ALL_COLUMNS.names), max(1, spark.sparkContext.defaultParallelism))
         self._checkpoint: Checkpoint | None = None
         """None before the first step."""
 

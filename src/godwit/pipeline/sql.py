@@ -47,12 +47,17 @@ _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "python_enable_replacements": "false",  # else names in SQL could be variables of this program
     "preserve_insertion_order": "false",
 }
+_BEFORE_SQL: Final = re.compile(r"(?:\s|\(|--[^\n]*|/\*.*?\*/)+", re.DOTALL)
+_WORD: Final = re.compile(r"\w+")
+_FIRST_WORDS: Final = frozenset(("select", "with", "from", "values", "table", "show", "describe", "desc", "explain"))
+"""First words of statements of Spark that can be queries."""
 _SPARK_SENTENCE: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] [^\n]+")
 """The form of an error of Spark, at any place in a longer text."""
 _CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
 _SQL_TYPES: Final = {
+    pa.map_(pa.string(), pa.string()): "MAP(VARCHAR, VARCHAR)",
     pa.string(): "VARCHAR",
     pa.binary(): "BLOB",
     pa.bool_(): "BOOLEAN",
@@ -182,9 +187,7 @@ def _check_is_query(database: duckdb.DuckDBPyConnection, sql: str) -> None:
         if [one.type for one in database.extract_statements(rest)] == [duckdb.StatementType.SELECT]:
             return
     if statement.type != duckdb.StatementType.SELECT:
-        raise PipelineError(
-            f"{words[0].upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing"
-        )
+        raise _not_a_query(words[0])
 
 
 def interruptible(database: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
@@ -300,6 +303,18 @@ def add_views(spark: SparkSession, lake: Lake) -> None:
         lake.table(spec).frame(spark).createOrReplaceTempView(view_name(spec))
 
 
+def check_first_word(sql: str) -> None:
+    """Raise PipelineError if the first word shows that a statement is not a query. Spark would first have to start."""
+    begin = _BEFORE_SQL.match(sql)
+    word = _WORD.match(sql, begin.end() if begin else 0)
+    if word is not None and word[0].lower() not in _FIRST_WORDS:
+        raise _not_a_query(word[0])
+
+
+def _not_a_query(word: str) -> PipelineError:
+    return PipelineError(f"{word.upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing")
+
+
 def run_query(spark: SparkSession, lake: Lake, sql: str) -> DataFrame:
     """Return the result of a query by Spark.
 
@@ -321,9 +336,7 @@ def _check_is_spark_query(spark: SparkSession, sql: str) -> None:
         try:
             parser.parseQuery(sql)
         except Exception:
-            raise PipelineError(
-                f"{first.upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing"
-            ) from None
+            raise _not_a_query(first) from None
 
 
 def iterate_rows(result: DataFrame) -> Iterator[dict[str, Any]]:

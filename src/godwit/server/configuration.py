@@ -146,6 +146,8 @@ class LimitsSection(_Section):
     max_sessions: int = msgspec.field(name="sessions", default=_DEFAULTS.max_sessions)
     max_sessions_per_host: int = msgspec.field(name="sessions_per_host", default=_DEFAULTS.max_sessions_per_host)
     max_session_expiry_s: int = msgspec.field(name="session_expiry_s", default=_DEFAULTS.max_session_expiry_s)
+    max_groups: int = msgspec.field(name="groups", default=_DEFAULTS.max_groups)
+    group_ack_s: float = _DEFAULTS.group_ack_s
 
 
 class JobsSection(_Section):
@@ -169,6 +171,7 @@ class AccessRuleSection(_Section):
     clients: list[str]
     allow: list[Action]
     topics: list[str] = []
+    groups: list[str] = msgspec.field(default_factory=lambda: [EVERYONE])
 
 
 class AccessSection(_Section):
@@ -380,7 +383,12 @@ def _access_rule(rule: AccessRuleSection, key: KeyPath, source: ConfigurationSou
         key = (*key, "allow")
         raise source.error(key, f"{label(key)} is empty: choose from {', '.join(ACTIONS)}")
     try:
-        return Rule(clients=tuple(rule.clients), allow=frozenset(rule.allow), topics=tuple(rule.topics))
+        return Rule(
+            clients=tuple(rule.clients),
+            allow=frozenset(rule.allow),
+            topics=tuple(rule.topics),
+            groups=tuple(rule.groups),
+        )
     except ConfigurationError as error:
         raise source.error(key, f"{label(key)}: {error}") from error
 

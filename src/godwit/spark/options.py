@@ -22,7 +22,7 @@ LAST_BATCH: Final = 2**40
 _COMMON: Final = ("archive", "token", "tokenFile", "certificateFile", "archiveTimeout")
 READING: Final = (
     *_COMMON, "topics", "startingOffsets", "endingOffsets", "startingTime", "endingTime", "maxRowsPerTrigger",
-    "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
+    "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
 )  # fmt: skip
 WRITING: Final = (*_COMMON, "publisher", "topic", "qos", "query", "batch")
 _WITHOUT_RIGHTS: Final = re.compile(r"^(\S+)\s+\{.*\}$")
@@ -105,6 +105,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         )
     if ending == EARLIEST:
         raise OptionError("endingOffsets is 'earliest', where spark.read would find nothing: choose another")
+    _flag(options, "includeHeaders", default=False)
     topics = tuple(text.strip() for text in options.get("topics", "").split(",") if text.strip())
     if len(topics) > MAX_FILTERS:
         raise OptionError(f"topics has {len(topics)} filters: at most {MAX_FILTERS}")
@@ -120,6 +121,11 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         min_partitions=_count(options, "minPartitions"),
         fails_on_data_loss=_flag(options, "failOnDataLoss", default=True),
     )
+
+
+def includes_headers(given: Mapping[str, str]) -> bool:
+    """Return whether the properties of messages are among the columns. Raise OptionError if the option is invalid."""
+    return _flag(_known(given, READING, "read"), "includeHeaders", default=False)
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:

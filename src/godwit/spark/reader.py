@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -56,6 +57,24 @@ SCHEMA: Final = StructType(
     ]
 )
 """`broker` is the id of the broker's log; with `offset` it identifies a message permanently."""
+PROPERTIES: Final = StructType(
+    [
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("content_type", StringType()),
+        StructField("reply_to", StringType()),
+        StructField("correlation", BinaryType()),
+        StructField("expires", TimestampType()),
+    ]
+)
+"""The columns that the option includeHeaders adds. An archive of version 0.5 does not have them: they are null then."""
+ALL_COLUMNS: Final = StructType([*SCHEMA.fields, *PROPERTIES.fields])
+_NULLS: Final[dict[str, pa.DataType]] = {
+    "headers": pa.map_(pa.string(), pa.string()),
+    "content_type": pa.string(),
+    "reply_to": pa.string(),
+    "correlation": pa.binary(),
+    "expires": pa.timestamp("us", "UTC"),
+}
 BROKER: Final = "broker"
 Infos: TypeAlias = dict[str, dict[str, Any]]
 """By log: the answer of its archive to `info`."""
@@ -63,7 +82,7 @@ Infos: TypeAlias = dict[str, dict[str, Any]]
 
 def check_columns(schema: StructType) -> tuple[str, ...]:
     """Return the names of the requested columns. Raise OptionError if one is unknown or has another type."""
-    known = {one.name: one.dataType for one in SCHEMA.fields}
+    known = {one.name: one.dataType for one in ALL_COLUMNS.fields}
     for one in schema.fields:
         if one.name not in known:
             raise OptionError(f"unknown column {one.name!r}: choose from {', '.join(known)}")
@@ -104,6 +123,9 @@ class SourceReader:
         """Yield the rows of a partition whose topics match one of these filters."""
         range_ = partition.range
         wanted = [name for name in self._columns if name != BROKER]
+        if any(name in _NULLS for name in wanted):
+            known = partition.archive.info().get("columns", SCHEMA.names)
+            wanted = [name for name in wanted if name in known]
         batches = partition.archive.read(
             range_.log,
             range_.start,
@@ -120,7 +142,12 @@ class SourceReader:
     def _with_broker(self, batch: pa.RecordBatch, log: str) -> pa.RecordBatch:
         arrays, fields = [], []
         for name in self._columns:
-            array = pa.repeat(log, batch.num_rows) if name == BROKER else batch.column(name)
+            if name == BROKER:
+                array = pa.repeat(log, batch.num_rows)
+            elif name in batch.schema.names:
+                array = batch.column(name)
+            else:
+                array = pa.nulls(batch.num_rows, _NULLS[name])
             arrays.append(array)
             fields.append(pa.field(name, array.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))  # without the archive's metadata

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from godwit.spark.options import ArchiveAccess, OptionError, read_options, write_options
-from godwit.spark.reader import SCHEMA, BatchReader, StreamReader, check_columns
+from godwit.spark.options import ArchiveAccess, OptionError, includes_headers, read_options, write_options
+from godwit.spark.reader import ALL_COLUMNS, SCHEMA, BatchReader, StreamReader, check_columns
 from godwit.spark.sink import BatchWriter, StreamWriter
 
 
@@ -31,7 +31,7 @@ class GodwitSource(DataSource):
         return "godwit"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        return ALL_COLUMNS if includes_headers(dict(self.options)) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), is_stream=False)

@@ -125,13 +125,13 @@ class HandshakeQueue:
     address. Packets that their clients no longer repeat are stale: answers to them would be wasted.
     """
 
-    __slots__ = ("_connects", "_connects_of_host", "_hellos", "_hosts_by_count", "_largest_count")
+    __slots__ = ("_connects_of_host", "_hosts_by_count", "_largest_count", "connects", "hellos")
 
     def __init__(self) -> None:
-        self._hellos: dict[tuple[bytes, Address], float] = {}
+        self.hellos: dict[tuple[bytes, Address], float] = {}
         """When each client last sent its hello, by the connection id and nonce in it and its address, the oldest
         first. A copy from another address does not redirect the answer: any observer could send one."""
-        self._connects: dict[bytes, tuple[ConnectFrame, Address, float]] = {}
+        self.connects: dict[bytes, tuple[ConnectFrame, Address, float]] = {}
         self._connects_of_host: dict[str, dict[bytes, None]] = {}
         """The keys of all connects, by host, the next host first."""
         self._hosts_by_count: defaultdict[int, dict[str, None]] = defaultdict(dict)
@@ -140,25 +140,25 @@ class HandshakeQueue:
         """No host has more connects than this."""
 
     def __len__(self) -> int:
-        return len(self._hellos) + len(self._connects)
+        return len(self.hellos) + len(self.connects)
 
     def is_repeat(self, packet: bytes, address: Address, now: float) -> bool:
         """Return whether this packet without a connection repeats a handshake that waits already."""
         key = packet[_KEY_START:_KEY_STOP]
-        waiting = self._connects.get(key)
+        waiting = self.connects.get(key)
         if waiting is not None:
             if waiting[1] != address:
                 return False
-            self._connects[key] = waiting[0], address, now
+            self.connects[key] = waiting[0], address, now
             return True
-        if packet[HEADER.size] != HELLO or (key, address) not in self._hellos:
+        if packet[HEADER.size] != HELLO or (key, address) not in self.hellos:
             return False
-        self._hellos[key, address] = now
+        self.hellos[key, address] = now
         return True
 
     def add_hello(self, hello: HelloFrame, address: Address, now: float) -> bool:
         """Add it; return False if the queue is full."""
-        hellos = self._hellos
+        hellos = self.hellos
         key = _key_of(hello), address
         if len(hellos) >= MAX_HELLOS_WAITING and key not in hellos:
             oldest = next(iter(hellos))
@@ -171,14 +171,14 @@ class HandshakeQueue:
     def add_connect(self, connect: ConnectFrame, address: Address, now: float) -> bool:
         """Add it; return False if all slots for its host are taken."""
         key = _key_of(connect)
-        former = self._connects.get(key)
+        former = self.connects.get(key)
         if former is not None:
             self._remove(key, host_of(former[1]))
         host = host_of(address)
         count = len(self._connects_of_host.get(host, ()))
         if count >= MAX_CONNECTS_WAITING // SHARE or not self._has_slot(count):
             return False
-        self._connects[key] = connect, address, now
+        self.connects[key] = connect, address, now
         self._connects_of_host.setdefault(host, {})[key] = None
         self._count(host, count, count + 1)
         return True
@@ -186,7 +186,7 @@ class HandshakeQueue:
     def _has_slot(self, count: int) -> bool:
         """Return whether a host with `count` connects may have another one, if necessary in place of the newest one of
         the host with the most."""
-        if len(self._connects) < MAX_CONNECTS_WAITING:
+        if len(self.connects) < MAX_CONNECTS_WAITING:
             return True
         while not self._hosts_by_count[self._largest_count]:
             del self._hosts_by_count[self._largest_count]
@@ -220,7 +220,7 @@ class HandshakeQueue:
 
     def next_hello(self, now: float) -> tuple[HelloFrame, Address] | None:
         """Remove and return the oldest hello that is not stale; None without any."""
-        hellos = self._hellos
+        hellos = self.hellos
         while hellos:
             oldest = next(iter(hellos))
             sent_at = hellos.pop(oldest)
@@ -235,7 +235,7 @@ class HandshakeQueue:
         self._count(host, len(keys) + 1, len(keys))
         if not keys:
             del self._connects_of_host[host]
-        return self._connects.pop(key)
+        return self.connects.pop(key)
 
     def _count(self, host: str, before: int, after: int) -> None:
         """Note that the number of connects of a host has changed."""

@@ -140,7 +140,8 @@ class Endpoint:
             heappop(timers)
             owner.scheduled_at = None
             owner.handle_timers(now)
-        if self._handshakes:
+        queue = self._handshakes
+        if queue.hellos or queue.connects:  # without a call, because timers are frequent and handshakes rare
             self._handle_waiting(now)
 
     # -- output -------------------------------------------------------------------------------------------------------
@@ -189,23 +190,22 @@ class Endpoint:
 
     def next_timer(self) -> float | None:
         """Return when handle_timers is due if no other input comes first, or None."""
-        due_at = self._next_connection_timer()
-        if not self._handshakes:
+        timers = self._timers
+        due_at = None
+        while timers:
+            first_at, connection_id = timers[0]
+            owner = self._connections.get(connection_id) or self._dials.get(connection_id)
+            if owner is not None and owner.scheduled_at == first_at:
+                due_at = first_at
+                break
+            heappop(timers)
+        queue = self._handshakes
+        if not queue.hellos and not queue.connects:
             return due_at
         handshake_at = self.now
         if self._handshakes_blocked is not None and self._handshakes_blocked[1] == self._unadmitted.removals:
             handshake_at = max(handshake_at, self._handshakes_blocked[0])
         return handshake_at if due_at is None else min(due_at, handshake_at)
-
-    def _next_connection_timer(self) -> float | None:
-        timers = self._timers
-        while timers:
-            due_at, connection_id = timers[0]
-            owner = self._connections.get(connection_id) or self._dials.get(connection_id)
-            if owner is not None and owner.scheduled_at == due_at:
-                return due_at
-            heappop(timers)
-        return None
 
     # -- getters ------------------------------------------------------------------------------------------------------
 

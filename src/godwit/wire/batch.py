@@ -182,7 +182,10 @@ def make_entry(
 ) -> Entry:
     """Return an entry with these messages, at least one. `published_us`: by the publisher's clock, by default
     `now_us`."""
-    shape, rest = pack_rest(payloads, extension=extension)
+    if len(payloads) == 1 and extension is None:
+        shape, rest = LONE, payloads[0]
+    else:
+        shape, rest = pack_rest(payloads, extension=extension)
     return Entry(
         topic=topic,
         publisher=publisher,
@@ -336,9 +339,26 @@ def decode_entry(entry: Entry) -> Batch:
     return decode_batch(encode_head(entry.flags, entry.published_us, entry.sequence, None) + entry.rest)[0]
 
 
+def lone_payload(entry: Entry) -> bytes | None:
+    """Return the message of an entry that has one and no extension, else None."""
+    return entry.rest if entry.flags & SHAPE == LONE else None
+
+
 def payloads_of(entry: Entry) -> list[bytes]:
     """Return the messages of an entry. Raises DecodeError if its rest is malformed."""
-    return [entry.rest] if entry.flags & SHAPE == LONE else decode_entry(entry).payloads
+    shape = entry.flags & SHAPE
+    if shape == LONE:
+        return [entry.rest]
+    if shape:
+        return decode_entry(entry).payloads
+    rest, count = entry.rest, entry.count
+    begin = _U32.size * (count + 1)
+    if len(rest) < begin:
+        raise DecodeError("batch", "cut short")
+    stops = list(accumulate(struct.unpack_from(f">{count}I", rest, _U32.size), initial=begin))
+    if stops[-1] > len(rest):
+        raise DecodeError("batch", "bodies are cut short")
+    return [rest[start:stop] for start, stop in pairwise(stops)]
 
 
 def split_bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Iterable[bytes], int]:
@@ -411,6 +431,16 @@ def extension_of(entry: Entry) -> bytes | None:
     return entry.rest[_U32.size : _extension_end(entry.flags, entry.rest)]
 
 
+def extension_at(record: bytes) -> int:
+    """Return the offset of the extension in a publisher's record, whose first batch must have one."""
+    return HEAD.size + (SEQUENCE_BYTES if record[0] & HAS_SEQUENCE else 0) + _U32.size
+
+
+def has_times(entry: Entry) -> bool:
+    """Return whether the messages of an entry have times of publishing of their own."""
+    return bool(entry.flags & HAS_DELTAS)
+
+
 def payload_bytes(entry: Entry) -> int:
     """Return the approximate size of the messages of an entry: lengths are subtracted, deltas and extension are not."""
     return len(entry.rest) - (4 * entry.count + 4 if entry.count > 1 else 0)
@@ -441,17 +471,24 @@ def last_message(entry: Entry) -> tuple[bytes, int]:
 
 def without_first(entry: Entry, count: int) -> Entry:
     """Return an entry without its first `count` messages, which the receiver has already."""
-    batch = decode_entry(entry)
+    return cut_entry(entry, decode_entry(entry), count, entry.count)
+
+
+def cut_entry(entry: Entry, batch: Batch, first: int, end: int) -> Entry:
+    """Return an entry with some messages of another: from the index `first` on, below `end`.
+
+    `batch`: the decoded entry, so that one that is cut several times is decoded once.
+    """
     deltas = batch.deltas_us
-    left = batch.payloads[count:]
+    left = batch.payloads[first:end]
     lengths = struct.pack(f">{len(left)}I", *map(len, left))
-    packed_deltas = None if deltas is None else struct.pack(f">{len(left)}I", *deltas[count:])
+    packed_deltas = None if deltas is None else struct.pack(f">{len(left)}I", *deltas[first:end])
     shape, rest = join_rest(len(left), lengths, packed_deltas, b"".join(left), extension=batch.extension)
     return msgspec.structs.replace(
         entry,
         flags=entry.flags & ~SHAPE | shape,
-        sequence=None if entry.sequence is None else entry.sequence + count,
-        count=entry.count - count,
+        sequence=None if entry.sequence is None else entry.sequence + first,
+        count=len(left),
         rest=rest,
     )
 

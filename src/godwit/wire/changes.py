@@ -88,6 +88,10 @@ class SubscriptionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The end of the log when the subscription of a session with changing filters was created, see FilterRow."""
     sent_below: int = 0
     """Of the same: messages below this offset may have been sent before."""
+    high: int = 0
+    """Of a consumer group: all messages from `resume_at` on below this offset are acknowledged, except `unfinished`."""
+    unfinished: tuple[int, ...] = ()
+    """Ranges of offsets: first, end, first, end, ..."""
 
 
 class SubscriptionDeleted(msgspec.Struct, frozen=True, gc=False):

@@ -6,11 +6,12 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     a client asks                        the broker replies
     login                                welcome, or closes the connection
     subscribe                            subscribed
-    unsubscribe, commit, create, delete, kick
+    unsubscribe, commit, create, delete, kick, delete_group
                                          done
     topics                               topic_list
     clients                              client_list
     cursors                              cursor_list
+    groups                               group_list
     progress                             progressed
     volunteer, watch, jobs, job, workers see godwit.wire.jobs
     ping (either side asks)              pong
@@ -29,7 +30,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from godwit.errors import DecodeError
-from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_WILL_BYTES
+from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_EXTENSION_BYTES, MAX_WILL_BYTES
 from godwit.wire import cbor, control_base, jobs
 from godwit.wire.control_base import (
     BaseControlMessage,
@@ -47,6 +48,8 @@ from godwit.wire.epochs import Epochs
 
 Code = control_base.Code
 Qos = control_base.Qos
+GroupKey: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_CONTROL_RECORD_BYTES // 2)]
+"""From where a list of groups continues."""
 
 # -- who is there -----------------------------------------------------------------------------------------------------
 
@@ -58,6 +61,10 @@ class Will(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_WILL_BYTES)]
     qos: Qos = 1
     retain: bool = False
+    delay_s: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    """The time until it is published, or until the session ends; a client that returns before cancels it."""
+    extension: Annotated[bytes, msgspec.Meta(max_length=MAX_EXTENSION_BYTES)] = b""
+    """Its properties, see godwit.wire.extension."""
 
 
 class Login(BaseControlMessage, frozen=True, kw_only=True, tag="login"):
@@ -138,6 +145,10 @@ class Progressed(BaseControlMessage, frozen=True, kw_only=True, tag="progressed"
 # -- subscribing ------------------------------------------------------------------------------------------------------
 
 
+RetainHandling: TypeAlias = Literal["always", "if new", "never"]
+"""`if new`: unless the session has the subscription already."""
+
+
 class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """Deliver what matches one of the filters, each message once."""
 
@@ -153,8 +164,19 @@ class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """Instead of start: the first message received at or after this time."""
     epochs: Epochs = []
     """With an offset as start: the newest epochs of the log that it was read in, as far as the client knows them."""
+    retain_handling: RetainHandling | None = None
+    """When retained messages are sent first. None: to a new subscription that starts at latest."""
+    no_local: bool = False
+    """Do not deliver messages that this client has published."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
+    group: Name | None = None
+    """The subscription is a member of this consumer group: each message goes to one member. `start` and `since_us` are
+    for a group that does not exist yet."""
+    group_expiry_s: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    """How long the group is kept after its last member has left, unless another member asked for longer."""
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, lt=2**32)] | None = None
+    """The number of unconfirmed messages that this member holds at most; None: as the broker chooses."""
 
 
 class Subscribed(BaseControlMessage, frozen=True, kw_only=True, tag="subscribed"):
@@ -167,6 +189,8 @@ class Subscribed(BaseControlMessage, frozen=True, kw_only=True, tag="subscribed"
     same_below: Count | None = None
     """With epochs in the request: the log has what the client read below this offset, and from it on other messages.
     An earlier end than the start means that the log was replaced by an older copy."""
+    group: bool = False
+    """The subscription is a member of a group. A broker that does not know groups leaves this out."""
 
 
 class Unsubscribe(BaseControlMessage, frozen=True, kw_only=True, tag="unsubscribe"):
@@ -178,6 +202,10 @@ class Unsubscribe(BaseControlMessage, frozen=True, kw_only=True, tag="unsubscrib
     """With `keep`: go on from here later. None: from what was confirmed."""
     epochs: Epochs = []
     """With an offset: the epoch of the message before it."""
+    record: Count | None = None
+    """Of a member of a group: all records up to this one are processed, as if it had been confirmed,"""
+    handled: Count = 0
+    """and this number of messages of the record with messages that follows it. The other ones go to other members."""
 
 
 class CursorCommit(BaseControlMessage, frozen=True, kw_only=True, tag="commit"):
@@ -340,6 +368,49 @@ class Kick(BaseControlMessage, frozen=True, kw_only=True, tag="kick"):
     reason: Text = ""
 
 
+class ListGroups(BaseControlMessage, frozen=True, kw_only=True, tag="groups"):
+    """List the consumer groups. A page at a time."""
+
+    request: Request
+    after: GroupKey | None = None
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A consumer group and its position in the log."""
+
+    name: str
+    filters: list[str]
+    members: list[str] = []
+    """The names of the clients that are connected as members; at most 100 of them."""
+    member_count: Count = 0
+    position: Count = 0
+    """The first offset that the group has not acknowledged."""
+    lag: Count = 0
+    """The number of messages from there to the end of the log, whether they match its filters or not."""
+    in_flight: Count = 0
+    """Messages that members have and have not acknowledged."""
+    missed: Count = 0
+    """Messages that retention deleted before they were acknowledged, since the broker started."""
+    expires_us: Count = 0
+    """When the group is deleted, unless a member joins; 0 while it has members."""
+
+
+class GroupList(BaseControlMessage, frozen=True, kw_only=True, tag="group_list"):
+    request: Request
+    groups: list[GroupInfo] = []
+    more: bool = False
+    after: GroupKey = ""
+    """With `more`: the `after` of the next request."""
+
+
+class DeleteGroup(BaseControlMessage, frozen=True, kw_only=True, tag="delete_group"):
+    """Delete the groups of a name, or with filters the one with exactly these. Members lose their subscriptions."""
+
+    request: Request
+    group: Name
+    filters: Filters | None = None
+
+
 # -- work: requests about it are in godwit.wire.jobs ------------------------------------------------------------------
 
 
@@ -375,7 +446,8 @@ class Error(BaseControlMessage, frozen=True, kw_only=True, tag="error"):
 ControlMessage: TypeAlias = (
     Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
-    | ClientList | DeleteTopic | Cursors | CursorList | Kick | Work | Ping | Pong | Done | Error
+    | ClientList | DeleteTopic | Cursors | CursorList | Kick | ListGroups | GroupList | DeleteGroup | Work | Ping | Pong
+    | Done | Error
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
     | jobs.RetryJob | jobs.RetryReply | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
     | jobs.ListWorkers | jobs.WorkerList

@@ -41,7 +41,7 @@ from godwit.limits import (
     MAX_TOPIC_BYTES,
 )
 from godwit.wire import cbor
-from godwit.wire.batch import HAS_EXTENSION, Entry
+from godwit.wire.batch import HAS_EXTENSION, Entry, extension_at
 
 T = TypeVar("T")
 Value: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
@@ -78,6 +78,7 @@ _U64: Final = 0x1B
 """The first byte of a CBOR unsigned integer of 8 bytes."""
 _LIFETIME_AT: Final = 3
 _LIFETIME_END: Final = 11
+_LIFETIME_BYTES: Final = _LIFETIME_END - _LIFETIME_AT
 _LENGTH_BYTES: Final = 4
 """The length of the extension, before it in the rest of an entry."""
 _MAX_CACHED_BYTES: Final = 512
@@ -259,6 +260,25 @@ def with_lifetime(extension: bytes, lifetime_us: int) -> bytes:
         raise ValueError(str(error).removeprefix("extension: ")) from None
 
 
+def limit_lifetime(record: bytes, remaining_s: float) -> bytes:
+    """Return a publisher's record of one batch with EXPIRY, with at most this lifetime in it, and at least 1.
+
+    The broker counts the lifetime from the arrival of the batch, so a publisher subtracts the time in its queue.
+    """
+    at = extension_at(record) + _LIFETIME_AT
+    lifetime_us = int.from_bytes(record[at : at + _LIFETIME_BYTES], "big")
+    left_us = min(max(int(remaining_s * 1_000_000), 1), lifetime_us)
+    return record[:at] + left_us.to_bytes(_LIFETIME_BYTES, "big") + record[at + _LIFETIME_BYTES :]
+
+
+def shorten_lifetime(entry: Entry, lifetime_us: int) -> Entry:
+    """Return an entry that has EXPIRY with another lifetime in its extension."""
+    rest = entry.rest
+    at = _LENGTH_BYTES + _LIFETIME_AT
+    end = _LENGTH_BYTES + _LIFETIME_END
+    return msgspec.structs.replace(entry, rest=rest[:at] + _pack_lifetime(lifetime_us) + rest[end:])
+
+
 def _check(extension: bytes) -> Properties:
     fields = decode_extension(extension)
     values = {_NAMES[key]: read(fields[key]) for key, read in _PROPERTIES.items() if key in fields}
@@ -295,7 +315,7 @@ _decode_cached = lru_cache(maxsize=1024)(_decode)
 def _pack_lifetime(lifetime_us: int) -> bytes:
     if type(lifetime_us) is not int or not 0 <= lifetime_us <= MAX_LIFETIME_US:
         raise DecodeError("extension", f"a lifetime of {lifetime_us} us: it is a number from 0 to {MAX_LIFETIME_US}")
-    return lifetime_us.to_bytes(_LIFETIME_END - _LIFETIME_AT, "big")
+    return lifetime_us.to_bytes(_LIFETIME_BYTES, "big")
 
 
 def _read_headers(value: Value) -> tuple[tuple[str, str], ...]:

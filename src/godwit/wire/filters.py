@@ -21,13 +21,32 @@ SOME: Final = "*"
 REST: Final = "#"
 WILDCARDS: Final = frozenset((ONE, SOME, REST))
 RESERVED: Final = "$"
+GROUP_PREFIX: Final = "$share/"
+"""`$share/NAME/FILTER` is the filter FILTER, as a member of the consumer group NAME."""
+
+REPLIES: Final = "$reply"
+"""The first level of inboxes: the topics to which replies to requests are sent."""
 
 _WILD: Final = re.compile(r"[+*#]")
+_INBOX: Final = re.compile(r"\$reply/[0-9a-f]{32}")
 
 
 def split(text: str) -> list[str]:
     """The levels of a topic or a filter."""
     return text.split("/")
+
+
+def split_group(text: str) -> tuple[str | None, str]:
+    """Return the name of the group and the filter in it; None without a group. Either may be empty."""
+    if not text.startswith(GROUP_PREFIX):
+        return None, text
+    name, _, rest = text[len(GROUP_PREFIX) :].partition("/")
+    return name, rest
+
+
+def is_inbox(text: str) -> bool:
+    """Return whether a topic or filter is an inbox: `$reply/` and 32 hexadecimal digits that a client chose."""
+    return _INBOX.fullmatch(text) is not None
 
 
 def is_pattern(text: str) -> bool:

@@ -266,8 +266,8 @@ def forgetful(detach: Callable[..., None]) -> Callable[..., None]:
 def hasty(take: Callable[..., Any]) -> Callable[..., Any]:
     """Confirm messages when they are handed out."""
 
-    def wrong(self: Subscription) -> Any:
-        messages = take(self)
+    def wrong(self: Subscription, *times: Any) -> Any:
+        messages = take(self, *times)
         if self._taken is not None:
             self._confirm(self._taken)
             self._taken = None
@@ -278,7 +278,7 @@ def hasty(take: Callable[..., Any]) -> Callable[..., Any]:
 
 def twice(take: Callable[..., Any]) -> Callable[..., Any]:
     """Deliver every message twice."""
-    return lambda self: [message for message in found for _ in range(2)] if (found := take(self)) else found
+    return lambda *given: [message for message in found for _ in range(2)] if (found := take(*given)) else found
 
 
 @pytest.mark.parametrize(

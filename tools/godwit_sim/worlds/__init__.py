@@ -9,6 +9,7 @@ from typing import TypeAlias
 from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
+from godwit_sim.worlds.groups import run_groups
 from godwit_sim.worlds.jobs import run_jobs
 from godwit_sim.worlds.mqtt import run_mqtt
 from godwit_sim.worlds.transport import run_transport
@@ -35,6 +36,7 @@ WORLDS: Mapping[str, World] = {
     "durable": run_durable,
     "jobs": run_jobs,
     "mqtt": run_mqtt,
+    "groups": run_groups,
 }
 
 

@@ -27,7 +27,7 @@ from godwit.transport.events import Address
 from godwit.wire.control import Done, Error, Will
 from godwit.wire.control_base import Code
 from godwit_sim.broker_connections import LiveChecker
-from godwit_sim.broker_log_model import Publication
+from godwit_sim.broker_log_model import LONG_LIFETIME_US, SHORT_LIFETIME_US, Publication, check_headers
 from godwit_sim.broker_restarts import SubscriptionKey
 from godwit_sim.broker_streams import Start, Stream
 from godwit_sim.checkers import ViolationError
@@ -37,6 +37,9 @@ from godwit_sim.worlds.broker_plan import ClientPlan, PublicationPlan, Subscript
 
 ASKS_AGAIN_S = 0.5
 LASTING_S = 60
+MAX_TRANSIT_S = 20.0
+"""How long a message may be on its way from the broker, also during pauses of the network. The time there is added to
+its lifetime."""
 """A session with at least this expiry outlives every absence in this world."""
 
 Key: TypeAlias = tuple[tuple[str, ...], str | None]
@@ -97,6 +100,7 @@ class Reader:
         self._client: ClientProtocol
         self._label = ""
         self._pump: Callable[[], None]
+        self._clock: Callable[[float], float]
         self._former: dict[Key, ClientSubscription] = {}
         """The last subscription by key, if the session certainly stores it."""
         self._asked: dict[Key, tuple[ClientSubscription, int]] = {}
@@ -104,9 +108,11 @@ class Reader:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, client: ClientProtocol, label: str, pump: Callable[[], None]) -> None:
-        """Begin a run. `pump` drains the host after a call from outside."""
-        self._client, self._label, self._pump = client, label, pump
+    def begin(
+        self, client: ClientProtocol, label: str, pump: Callable[[], None], clock: Callable[[float], float]
+    ) -> None:
+        """Begin a run. `pump` drains the host after a call from outside, `clock` is the host's own."""
+        self._client, self._label, self._pump, self._clock = client, label, pump, clock
 
     def end(self) -> None:
         """End the run."""
@@ -243,7 +249,8 @@ class Reader:
         """Read all available messages, or one record if the plan has pauses."""
         sub.is_due = False
         while sub in self.subscriptions:
-            messages = sub.subscription.take()
+            now = self.checkers.network.now
+            messages = sub.subscription.take(self._clock(now), self.checkers.now_us)
             self._drain()  # missed messages were before these
             if messages is None:
                 sub.stream.finished()
@@ -263,6 +270,9 @@ class Reader:
                 f"QoS {message.qos} offset {message.offset}{' retained' if message.retained else ''}"
             )
         taken = sub.stream.took(messages)
+        for publication, message in zip(taken, messages, strict=True):
+            check_headers("headers", sub.stream.name, publication, message.extension)
+            self._check_expiry(sub, publication, message)
         live = [one for one, message in zip(taken, messages, strict=True) if not message.qos and not message.retained]
         sub.live.took(self._client.instance, live)
         sub.takes += 1
@@ -270,6 +280,20 @@ class Reader:
             offset = sub.subscription.position
             sub.commits[self._client.commit(sub.subscription, offset)] = offset
             sub.asked_to_commit = offset
+
+    def _check_expiry(self, sub: ClientSubscription, publication: Publication, message: Message) -> None:
+        """Check that a message has not expired: here, or long ago at the broker."""
+        lifetime_us = publication.lifetime_us
+        if lifetime_us is None:
+            return
+        left_us = (message.expires_us or 0) - self.checkers.now_us
+        age_us = self.checkers.now_us - message.received_us  # at the broker: the way there may be long
+        if not 0 < left_us <= lifetime_us or age_us > lifetime_us + MAX_TRANSIT_S * 1e6:
+            raise ViolationError(
+                "expiry",
+                f"{sub.stream.name}: {publication} with a lifetime of {lifetime_us / 1e6:g} s came "
+                f"{age_us / 1e6:g} s after the broker had it, with {left_us / 1e6:g} s left",
+            )
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -287,7 +311,9 @@ class Reader:
             if sub.since_us is not None:
                 lowest = max(lowest, log.since(sub.since_us))
             past = sub.plan.start in ("earliest", "time")
-            sub.stream.answered(max(lowest, log.deleted_below) if past else None)
+            # The reply may be of a log that was replaced by a shorter copy while it was on its way.
+            end = max(log.next_offset, event.next_offset)
+            sub.stream.answered(max(lowest, log.deleted_below) if past else end)
             number, now = sub.subscription.number, self.checkers.network.now
             sub.is_stored = self.checkers.sessions.settled(self._client.instance, number, now)
         elif isinstance(event, client_events.SubscriptionEnded):
@@ -360,6 +386,8 @@ class ClientApp:
         self._blocked = False
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._unconfirmed: dict[Publisher, deque[tuple[int, Publication]]] = {}
+        self._dropped: set[Publisher] = set()
+        """Publishers some of whose messages expired since their last confirm."""
         self._qos2: dict[str, _Qos2State] = {}
         self._resend: deque[Publication] = deque()
 
@@ -396,7 +424,7 @@ class ClientApp:
         self._register(client)
         if fresh:
             self.reader.mark_session_uncertain()
-        self.reader.begin(client, self.label, lambda: network.pump(self.host))
+        self.reader.begin(client, self.label, lambda: network.pump(self.host), self.host.clock)
         checkers.note(f"life {self.label} fresh={fresh}")
         client.connect([self._server], self.host.clock(network.now))
         # Unconfirmed messages of the last run are sent again, in other batches, with their old numbers.
@@ -489,6 +517,8 @@ class ClientApp:
             self.base_label, plan.topic, payload, checkers.date_us(payload), checkers.network.now,
             qos=plan.qos, retain=plan.retain, source=source + ", remembered" if remembers else source,
         )  # fmt: skip
+        if self.plan.has_properties:
+            self._add_properties(made, may_expire=plan.qos > 0 and not remembers)
         if not self._send(made):
             return False
         checkers.published.add(made)
@@ -496,12 +526,27 @@ class ClientApp:
             self._qos2.setdefault(plan.topic, _Qos2State()).unconfirmed.append(made)
         return True
 
+    def _add_properties(self, made: Publication, *, may_expire: bool) -> None:
+        """Add headers and a lifetime to some messages. Runs of equal ones share a batch."""
+        number = made.position // 2
+        if number % 3 == 1:
+            made.headers = (("run", str(number % 4)), ("run", "again"))
+        if number % 5 == 3 and may_expire and not made.retain:
+            made.lifetime_us = SHORT_LIFETIME_US
+        elif number % 5 == 4:
+            made.lifetime_us = LONG_LIFETIME_US
+
     def _send(self, publication: Publication) -> bool:
         """Pass the message to the library; return False if its buffer is full."""
         assert publication.published_us is not None
         publisher = self._publisher(publication.topic, publication.qos)
         try:
-            sequence = publisher.send(publication.payload, publication.published_us, publication.retain)
+            expires_at = None
+            if publication.lifetime_us is not None:
+                expires_at = self.host.clock(self.checkers.network.now) + publication.lifetime_us / 1e6
+            sequence = publisher.send(
+                publication.payload, publication.published_us, publication.retain, publication.extension, expires_at
+            )
         except BufferFullError:
             self._blocked = True
             return False
@@ -531,10 +576,23 @@ class ClientApp:
             if qos2 is not None and qos2.unconfirmed and qos2.unconfirmed[0] is last:
                 qos2.unconfirmed.popleft()
                 qos2.sequence += 1
+        if last is None and event.publisher in self._dropped:
+            self._dropped.discard(event.publisher)
+            return
         if last is None:
             raise ViolationError("confirm", f"{self.label}: a confirm up to {event.sequence} that brings nothing new")
-        if last.qos:
+        if last.qos and not last.may_expire:
             self.checkers.reach.confirmed(last, event.reached, now)
+
+    def _on_expired(self, event: client_events.Expired, now: float) -> None:
+        """Give up messages that expired in the queue of the library."""
+        waiting = self._unconfirmed[event.publisher]
+        self._dropped.add(event.publisher)
+        for sequence, publication in [one for one in waiting if event.first_sequence <= one[0] < event.sequence]:
+            waiting.remove((sequence, publication))
+            # The clocks of hosts differ a little.
+            if publication.lifetime_us is None or now - publication.sent_s < publication.lifetime_us / 1e6 * 0.9:
+                raise ViolationError("expiry", f"{self.label}: {publication} was dropped as expired too early")
 
     def _on_refused(self, event: client_events.Refused) -> None:
         """Give up messages that the broker could not write; later ones are sent as usual."""
@@ -576,6 +634,8 @@ class ClientApp:
                     self.reader.on_reply(event)
                 case client_events.Refused():
                     self._on_refused(event)
+                case client_events.Expired():
+                    self._on_expired(event, now)
                 case _:
                     self.reader.on_event(event)
 

@@ -117,6 +117,8 @@ class ClientPlan:
     publications: tuple[PublicationPlan, ...]
     remembers: bool
     """Its application stores messages of QoS 2 until they are confirmed, and resumes with them after its own death."""
+    has_properties: bool = False
+    """Some of its messages have headers, and some expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ def _draw_client(
         subscriptions=() if role == "publisher" else _draw_subscriptions(rng, name, topics, faults_end_s),
         publications=() if role == "subscriber" else _draw_publications(rng, troubles, topics, messages, faults_end_s),
         remembers=rng.random() < 0.5,
+        has_properties=True,
     )
 
 

@@ -16,7 +16,8 @@ from struct import pack
 from typing import Any, Final
 
 from godwit.mqtt.connection import MqttConnection, MqttSettings
-from godwit.mqtt.packets import V3_1_1, V5, PacketType, Property, encode_packet_properties, encode_text, encode_varint
+from godwit.mqtt.encoding import encode_packet_properties, encode_text, encode_varint
+from godwit.mqtt.packets import V3_1_1, V5, PacketType, Property
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.server.log import Log
 from godwit.server.server import Server
@@ -25,6 +26,7 @@ from godwit_sim.broker_log_model import Publication
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import observe
+from godwit_sim.worlds.broker_clients import MAX_TRANSIT_S
 from godwit_sim.worlds.broker_harness import ListenerAdapter
 from godwit_sim.worlds.durable import DurablePlan, DurableWorld, draw_durable_plan
 
@@ -332,6 +334,16 @@ class MqttClient:
             if not first & 1:  # retained messages come again with each SUBSCRIBE, and without a SUBACK it is repeated
                 self.exact[payload] += 1
         self.received[payload] += 1
+        self._check_expiry(payload)
+
+    def _check_expiry(self, payload: bytes) -> None:
+        """Check that a message has not expired long ago."""
+        checkers = self.world.checkers
+        found = checkers.published.find(payload, 0) if payload else None
+        if found is not None and found.lifetime_us is not None:
+            age_s = checkers.network.now - found.sent_s
+            if age_s > found.lifetime_us / 1e6 + MAX_TRANSIT_S:
+                raise ViolationError("expiry", f"{self.name}: {found} came after {age_s:g} s")
 
     def _handle_ack(self, kind: int, number: int, code: int) -> None:
         one = self.outgoing.get(number)
@@ -366,6 +378,8 @@ class MqttClient:
         log = self.world.checkers.log
         for offset in range(self.subscribed_at, log.next_offset):
             found = log.at(offset)
+            if found is not None and found.may_expire:
+                continue
             if found is not None and found.payload and self._wants(found.topic) and not self.received[found.payload]:
                 return found
         return None

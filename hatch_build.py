@@ -162,6 +162,9 @@ def _adapted(source: str, classes: list[ast.ClassDef]) -> str:
             place = _after_fields(node)
             assert not lines[place], f"line {place + 1} is not empty: {lines[place]}"
             lines[place] = f"    {_constructor(node)}"
+            for one in node.body:
+                if isinstance(one, ast.AnnAssign) and _is_set_later(one):
+                    lines[one.lineno - 1] = lines[one.lineno - 1].replace(" = field(init=False)", "")
     future = "from __future__ import annotations"
     return "\n".join(lines).replace(future, f"{future}; from typing import TYPE_CHECKING", 1) + "\n"
 
@@ -179,8 +182,12 @@ def _after_fields(node: ast.ClassDef) -> int:
     return node.body[last].end_lineno or 0
 
 
+def _is_set_later(field: ast.AnnAssign) -> bool:
+    return field.value is not None and ast.unparse(field.value) == "field(init=False)"
+
+
 def _constructor(node: ast.ClassDef) -> str:
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and not _is_set_later(one)]
     parameters = "".join(f", {ast.unparse(one)}" for one in fields)
     names = [ast.unparse(one.target) for one in fields]
     statements = [f"self.{name} = {name}" for name in names]
@@ -191,7 +198,7 @@ def _constructor(node: ast.ClassDef) -> str:
 
 def _moved_classes(modules: list[ast.Module]) -> set[str]:
     """Return the names of all classes that cannot be compiled. No two classes of the project have the same name."""
-    names = {"Struct", "NamedTuple", "dict", "deque"}
+    names = {"Struct", "NamedTuple", "bytes", "deque", "dict", "int", "list", "set", "str", "tuple"}
     classes = [one for module in modules for one in module.body if isinstance(one, ast.ClassDef)]
     count = 0
     while count != len(names):

@@ -30,12 +30,13 @@ PACKAGES: Final = ("wire", "transport", "broker", "broker/jobs", "native", "mqtt
 INTERPRETED: Final = (
     "broker/settings.py",
     "client/config.py",
+    "client/properties.py",
     "server/archive_pipe.py",
     "server/configuration.py",
     "server/configuration_errors.py",
     "transport/config.py",
 )
-"""Modules of these packages that are not compiled: they run at the start only."""
+"""Modules of these packages that are not compiled: they run at the start, or check the arguments of programs."""
 READ: Final = ("errors.py", "limits.py", "store/*.py")
 """Interpreted modules that compiled ones import: the compiler has read their types and constants."""
 LIBRARY: Final = "godwit__mypyc"

@@ -28,7 +28,7 @@ from godwit.mqtt.packets import (
 from godwit.wire.batch import make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
-from godwit.wire.filters import RESERVED
+from godwit.wire.filters import RESERVED, is_inbox
 
 if TYPE_CHECKING:
     from godwit.mqtt.connection import MqttConnection

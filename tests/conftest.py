@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
+
+from godwit.compiled_core import is_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +41,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+def _modules_of(target: object) -> tuple[str, ...]:
+    """Return the names of modules that the target of a patch can belong to."""
+    if isinstance(target, str):
+        return target.rpartition(".")[0], target.rpartition(".")[0].rpartition(".")[0]
+    if isinstance(target, ModuleType):
+        return (target.__name__,)
+    return ((target if isinstance(target, type) else type(target)).__module__,)
+
+
+_set_attribute: Final[Callable[..., None]] = pytest.MonkeyPatch.setattr
+
+
+def _set_attribute_or_skip(self: pytest.MonkeyPatch, target: object, *arguments: Any, **options: Any) -> None:
+    """Skip a test that replaces a part of a compiled module, where it has no effect. `make test` runs both forms."""
+    if any(is_compiled(module) for module in _modules_of(target)):
+        pytest.skip("replaces a part of a compiled module")
+    _set_attribute(self, target, *arguments, **options)
+
+
+pytest.MonkeyPatch.setattr = _set_attribute_or_skip  # type: ignore[method-assign]
 
 
 @cache

@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "errors": ("", ""),
     "limits": ("", ""),
     "install": ("", ""),  # the name of the distribution
+    "compiled_core": ("", "godwit_core"),  # finds the compiled form of the layers below
     "impairment": ("", ""),  # a bad network, for the relay and the simulator
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
@@ -40,11 +41,14 @@ LAYERS: dict[str, tuple[str, str]] = {
     "pipeline": ("install spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
-        f"__init__ install {MACHINES} impairment net archive spark pipeline console",
+        f"__init__ compiled_core install {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
     ),
     "sync": ("net", ""),
-    "__init__": ("client errors install net spark sync transport wire", ""),  # late: `import godwit` imports no layer
+    "__init__": (
+        "client compiled_core errors install net spark sync transport wire",
+        "",
+    ),  # late: `import godwit` imports no layer
     "__main__": ("cli", ""),
     "pyspark_godwit": ("spark", "pyarrow"),  # found by PySpark through its name
     # Development tools, outside what users install: no layer above may import them.

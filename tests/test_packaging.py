@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 import godwit
+from godwit.compiled_core import describe_form
 from godwit.install import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
+        env={**os.environ, "GODWIT_CORE": "interpreted"},  # compiling takes minutes
         check=True,
         capture_output=True,
     )
@@ -69,7 +72,7 @@ def test_texts_name_the_distribution(wheel: zipfile.ZipFile) -> None:
 
 def test_the_module_is_the_command() -> None:
     ran = subprocess.run([sys.executable, "-m", "godwit", "--version"], capture_output=True, text=True, check=True)
-    assert ran.stdout == f"godwit {godwit.__version__}\n"
+    assert ran.stdout == f"godwit {godwit.__version__}\ncore: {describe_form()}\n"
 
 
 def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> None:

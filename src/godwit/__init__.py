@@ -22,6 +22,8 @@ see the records on standard error. Warnings, such as one about an absent broker,
 
 from typing import TYPE_CHECKING, Any
 
+from godwit import compiled_core
+
 if TYPE_CHECKING:
     from godwit import spark, sync
     from godwit.client.batches import Payload
@@ -165,6 +167,8 @@ __all__ = [
     "spark",
     "sync",
 ]
+
+compiled_core.install()
 
 _NAMES_BY_MODULE = {
     "client.batches": "Payload",

@@ -49,7 +49,7 @@ def test_a_client_that_moves_is_listed_at_its_new_address() -> None:
     world = World()
     alice = world.client("alice")
     alice.peer_address = ("2001:db8::1", 5)
-    world.feed(PathChanged(alice, alice.peer_address))  # type: ignore[arg-type]
+    world.feed(PathChanged(alice, alice.peer_address))
     (info,) = alice.expect(c.Clients(request=50), c.ClientList).clients
     assert info.address == "[2001:db8::1]:5"
 

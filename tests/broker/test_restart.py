@@ -484,7 +484,7 @@ def test_the_greatest_values_that_come_from_outside_can_be_written(tmp_path: Pat
     alice.subscribe(topic, cursor=name)
     alice.subscribe(topic, "#", since_us=greatest)
     channel = alice.open(topic, 2, publisher="\U0001f999\0" * 128, epoch=greatest)
-    alice.publish(channel, b"x", qos=2, sequence=2**62, published_us=2**62, retain=True, deltas_us=[2**32 - 1])
+    alice.publish(channel, b"x", qos=2, sequence=2**62, published_us=2**62, retain=True, deltas_us=(2**32 - 1,))
     assert alice.confirmed[channel][0] == 1
     number = alice.all(c.Subscribed)[-1].subscription
     alice.expect(c.Unsubscribe(request=90, subscription=number, keep=True, offset=greatest), c.Done)

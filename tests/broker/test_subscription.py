@@ -446,7 +446,7 @@ class Subscriber:
             self.taken_below = self.stored_below = self.known_below = reply.next_offset
         self._read = 0
         for channel in self.peer.lanes:  # whose channel it is needs no application
-            self.world.feed(ChannelConfirmed(self.peer, channel, 0, 0))  # type: ignore[arg-type]
+            self.world.feed(ChannelConfirmed(self.peer, channel, 0, 0))
         self.world.run()
 
     def take(self) -> None:

@@ -20,6 +20,7 @@ from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection
 from godwit.transport.events import ChannelConfirmed, Closed, Connected, Event, Origin, Received
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
@@ -66,15 +67,18 @@ class Lane:
         self.ended = False
 
 
-class Peer:
-    """One connection. Feed: hello, login, ask, open, publish, subscribe, confirm, leave. Look: the rest."""
+class Peer(Connection):
+    """A stand-in for a connection; compiled code accepts no object of another class.
+
+    Feed: hello, login, ask, open, publish, subscribe, confirm, leave. Look: the rest.
+    """
+
+    is_admitted = False
 
     def __init__(self, world: World, address: tuple[str, int]) -> None:
         self.world = world
         self.peer_address = address
-        self.binding = bytes([address[1] % 256]) * 32
         self.closed: tuple[int, str] | None = None
-        self.is_admitted = False
         self.said: list[ControlMessage] = []
         """On channel 0."""
         self.got: list[Got] = []
@@ -98,6 +102,10 @@ class Peer:
 
     # -- what the server calls, as on a Connection --------------------------------------------------------------------
 
+    @property
+    def binding(self) -> bytes:
+        return bytes([self.peer_address[1] % 256]) * 32
+
     def admit(self) -> None:
         self.is_admitted = True
 
@@ -106,7 +114,7 @@ class Peer:
         self._channels += 1
         return self._channels
 
-    def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
+    def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> bool:
         self._require_open()
         if channel == 0:
             message = decode_control(body)
@@ -121,6 +129,7 @@ class Peer:
             self.lanes[channel] = Lane(message)
         elif reliable or not self.loses_unreliable:
             self._take(self.lanes[channel], body, reliable, last)
+        return True
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
         self._require_open()
@@ -133,7 +142,7 @@ class Peer:
     def close(self, now: float, code: int = 0, reason: str = "") -> None:
         if self.closed is None:
             self.closed = code, reason
-            self.world.feed(Closed(self, code, reason, "local"))  # type: ignore[arg-type]
+            self.world.feed(Closed(self, code, reason, "local"))
 
     def _require_open(self) -> None:
         if self.closed is not None:
@@ -201,7 +210,7 @@ class Peer:
         return self._request
 
     def receive(self, channel: int, record: int, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
-        self.world.feed(Received(self, channel, record, body, reliable, last))  # type: ignore[arg-type]
+        self.world.feed(Received(self, channel, record, body, reliable, last))
 
     def say(self, message: ControlMessage) -> None:
         self.receive(0, self._records[0], encode_control(message))
@@ -290,7 +299,7 @@ class Peer:
         for channel, lane in self.lanes.items():
             if lane.records - 1 > self._confirmed_by_me.get(channel, -1) and self.closed is None:
                 self._confirmed_by_me[channel] = lane.records - 1
-                self.world.feed(ChannelConfirmed(self, channel, lane.records - 1, 0))  # type: ignore[arg-type]
+                self.world.feed(ChannelConfirmed(self, channel, lane.records - 1, 0))
                 is_news = True
         return is_news
 
@@ -298,7 +307,7 @@ class Peer:
         """The connection ends: by the peer's goodbye, or otherwise."""
         if self.closed is None:
             self.closed = code, ""
-            self.world.feed(Closed(self, code, "", origin))  # type: ignore[arg-type]
+            self.world.feed(Closed(self, code, "", origin))
             self.world.run()
 
     def die(self) -> None:
@@ -396,7 +405,7 @@ class World:
         """A connection that has not logged in."""
         peer = Peer(self, (host, 40_000 + len(self.peers)))
         self.peers.append(peer)
-        self.feed(Connected(peer, b""))  # type: ignore[arg-type]
+        self.feed(Connected(peer, b""))
         self.run()
         return peer
 

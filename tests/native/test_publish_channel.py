@@ -20,7 +20,7 @@ def test_a_channel_that_is_refused_with_its_last_record_is_over() -> None:
     alice = world.client("alice")
     old = alice.open("news", 2, publisher="p", epoch=1)
     alice.open("news", 2, publisher="p", epoch=2)
-    peer = world.server.native._peers[alice]  # type: ignore[index]
+    peer = world.server.native._peers[alice]
     alice.record(old, encode_batch(Batch([b"x"], 0, qos=2, sequence=0)), last=True)
     world.run()
     assert alice.last(c.PublishRefused).code == Code.STALE_EPOCH
@@ -35,7 +35,7 @@ def test_it_is_refused_once_and_leaves_its_topic_once() -> None:
     alice, bob = world.client("alice"), world.client("bob")
     channel = alice.open("news")
     bob.open("news")
-    peer = world.server.native._peers[alice]  # type: ignore[index]
+    peer = world.server.native._peers[alice]
     (publish_channel,) = peer.publish_channels.values()
     assert publishers(world, "news") == 2
     publish_channel.refuse(Code.STORAGE, "full")

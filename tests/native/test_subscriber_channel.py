@@ -48,7 +48,7 @@ class Stand:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.peer = NativePeer(World().peer(), 1_000_000, self.effects)  # type: ignore[arg-type]
+        self.peer = NativePeer(World().peer(), 1_000_000, self.effects)
         self.channel = SubscriberChannel(self.peer, self.effects, DeliveryOpen(subscription=9, live=True))
 
     def add(self, number: int, topic: int = 1, publisher: int = 2) -> None:

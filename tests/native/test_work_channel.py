@@ -35,7 +35,7 @@ REVOKE = RevokeGroup(tasks=[(1, 0, 1)])
 
 
 def make_link() -> NativePeer:
-    return NativePeer(World().peer(), 1000, [])  # type: ignore[arg-type]
+    return NativePeer(World().peer(), 1000, [])
 
 
 def make_channel() -> tuple[OutgoingWorkChannel, list[Effect], NativePeer]:

@@ -31,4 +31,4 @@ def test_unknown_names_raise_attribute_error() -> None:
 def test_it_imports_no_layer_by_itself() -> None:
     program = "import sys, godwit; print([name for name in sys.modules if name.startswith('godwit.')])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+    assert result.stdout == "['godwit.compiled_core']\n"

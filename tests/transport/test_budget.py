@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.transport.world import CLIENT, World, packet_for, send_all
@@ -17,8 +17,10 @@ from godwit.wire import packet as wire
 from godwit.wire.control_base import Code
 
 
-class Stub:
+class Stub(Connection):
     """A connection as the budget sees it."""
+
+    is_admitted = True
 
     def __init__(self, budget: ReceiveBudget, *, is_admitted: bool = True) -> None:
         self.budget = budget
@@ -26,9 +28,9 @@ class Stub:
         self.closed: int | None = None
 
     def hold(self, held_bytes: int) -> None:
-        self.budget.update(cast(Connection, self), held_bytes, 1.0)
+        self.budget.update(self, held_bytes, 1.0)
 
-    def close(self, now: float, code: int, reason: str) -> None:
+    def close(self, now: float, code: int = 0, reason: str = "") -> None:
         assert self.closed is None
         self.closed = code
         self.hold(0)

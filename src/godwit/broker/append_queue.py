@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -120,20 +121,8 @@ class AppendQueue:
         if not self._dirty.is_durable:
             reply()
             return
-
-        def stored(first_offset: int) -> None:
-            peer.pending_replies -= 1
-            reply()
-
-        def failed(text: str) -> None:
-            peer.pending_replies -= 1
-            if refuse is None:
-                reply()
-            else:
-                refuse(text)
-
         peer.pending_replies += 1
-        self.callbacks.append(OnDurable(stored, failed))
+        self.callbacks.append(OnDurable(partial(_stored, peer, reply), partial(_failed, peer, reply, refuse)))
 
     def wait(self, stored: Callable[[int], None], failed: Callable[[str], None]) -> None:
         """Call `stored` or `failed` when the outcome of this turn's append is known."""
@@ -337,3 +326,16 @@ def _topics(pendings: list[Pending]) -> dict[Topic, None]:
     if len(pendings) == 1:
         return {pendings[0].topic: None}
     return dict.fromkeys([pending.topic for pending in pendings])
+
+
+def _stored(peer: Peer, reply: Callable[[], None], first_offset: int) -> None:
+    peer.pending_replies -= 1
+    reply()
+
+
+def _failed(peer: Peer, reply: Callable[[], None], refuse: Callable[[str], None] | None, text: str) -> None:
+    peer.pending_replies -= 1
+    if refuse is None:
+        reply()
+    else:
+        refuse(text)

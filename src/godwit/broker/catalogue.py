@@ -423,7 +423,8 @@ class Catalogue:
 
     def _found(self, tree: TopicTree, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
         topics = self._topics
-        return ((name, topics[name] if is_match else None) for name, is_match in tree.visit(pattern, after))
+        for name, is_match in tree.visit(pattern, after):
+            yield name, topics[name] if is_match else None
 
     @property
     def _is_full(self) -> bool:

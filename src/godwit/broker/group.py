@@ -18,7 +18,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -398,12 +397,9 @@ class Group(Outbound):
             return batch
         if queued.decoded is None:
             queued.decoded = decode_entry(batch.entry)
-        part = copy(batch)
-        part.entry = cut_entry(batch.entry, queued.decoded, first - batch.offset, end - batch.offset)
-        part.flags = part.entry.flags & ~RETAIN  # it may have another shape
-        part.offset, part.end_offset = first, end
-        part.encodings = {}
-        return part
+        entry = cut_entry(batch.entry, queued.decoded, first - batch.offset, end - batch.offset)
+        flags = entry.flags & ~RETAIN  # it may have another shape
+        return OutboundBatch(batch.topic, batch.publisher_number, entry, flags, first, end, batch.remaining_us)
 
     def _note_in_flight(self, member: GroupMember, topic: Topic, first: int, end: int, now_us: int) -> None:
         if not member.in_flight:

@@ -98,6 +98,7 @@ class BrokerSubscription:
         "thinned_below",
     )  # fmt: skip
 
+    __deletable__: Final = ["outbound"]  # read by mypyc
     outbound: Outbound
 
     def __init__(

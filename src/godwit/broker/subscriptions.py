@@ -755,7 +755,7 @@ def _with_group(request: SubscribeRequest) -> SubscribeRequest:
     names = {name for name, _ in parts}
     if names == {None}:
         return request
-    if None in names or len(names) > 1 or request.group not in (None, *names):
+    if None in names or len(names) > 1 or (request.group is not None and request.group not in names):
         raise RequestFailure(Code.BAD_FILTER, "all filters of one subscription are in the same group, or none is")
     return msgspec.structs.replace(request, group=names.pop(), filters=tuple([text for _, text in parts]))
 

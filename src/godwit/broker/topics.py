@@ -24,7 +24,7 @@ _WILD: Final = re.compile(r"[+*#]")
 _SHOWN_CHARACTERS: Final = 80
 
 
-def check_topic(name: str) -> None:
+def check_topic(name: object) -> None:
     """Raise BadTopicError if the name is not valid for a topic."""
     if not isinstance(name, str):
         raise BadTopicError(f"topic {_of_wrong_type(name)}")
@@ -39,7 +39,7 @@ def check_topic(name: str) -> None:
         raise BadTopicError(f"topic {shown(name)} {_control_problem(bad[0])}")
 
 
-def check_filter(text: str) -> None:
+def check_filter(text: object) -> None:
     """Raise BadFilterError if the text is not a valid filter."""
     if not isinstance(text, str):
         raise BadFilterError(f"filter {_of_wrong_type(text)}")
@@ -69,7 +69,7 @@ def _of_wrong_type(value: object) -> str:
     return f"{repr(value)[:_SHOWN_CHARACTERS]} is of the type {type(value).__name__}: give a text (str)"
 
 
-def check_kind(kind: str) -> None:
+def check_kind(kind: object) -> None:
     """Raise BadKindError if the name is not valid for a kind of work, which is written as a topic."""
     if not isinstance(kind, str):
         raise BadKindError(f"the kind of work {_of_wrong_type(kind)}")
@@ -369,7 +369,9 @@ class TopicTree:
 
         Stop before a topic is added or discarded, and continue with `after`.
         """
-        return (place for place, is_match in self.visit(filter, after) if is_match)
+        for place, is_match in self.visit(filter, after):
+            if is_match:
+                yield place
 
     def visit(self, filter: str | None = None, after: str | None = None) -> Iterator[tuple[str, bool]]:
         """Yield each position that `walk` visits, in order, and whether it is a topic that matches.

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
+from godwit.compiled_core import describe_form
 from godwit.errors import GodwitError, UsageError
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def distribution_name(entry: EntryPoint) -> str:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"godwit {godwit.__version__}")
+        typer.echo(f"godwit {godwit.__version__}\ncore: {describe_form()}")
         raise typer.Exit
 
 

@@ -37,7 +37,7 @@ _ALL_FLAGS: Final = SHAPE | HEAD_FLAGS
 # -- the publisher's side ---------------------------------------------------------------------------------------------
 
 
-def to_bytes(payload: Payload, what: str = "a payload") -> bytes:
+def to_bytes(payload: object, what: str = "a payload") -> bytes:
     """Return the payload as bytes: a text as UTF-8; a dict, list, number, bool or None as JSON.
 
     Args:

@@ -53,7 +53,7 @@ _ENDED_TASK: Final = frozenset(("finished", "failed", "cancelled"))
 # -- checks before a job is sent --------------------------------------------------------------------------------------
 
 
-def check_payload(what: str, payload: bytes, most_bytes: int) -> None:
+def check_payload(what: str, payload: object, most_bytes: int) -> None:
     """Check the payload of a job or the result of a task; `what` names it in errors.
 
     Raises UsageError for another type than bytes, RecordTooLargeError if it is too long.
@@ -72,7 +72,7 @@ def too_large(what: str, size_bytes: int, most_bytes: int) -> str:
     )
 
 
-def check_key(key: str) -> int:
+def check_key(key: object) -> int:
     """Return the length of a job's key in bytes. Raises UsageError if it is invalid."""
     if not isinstance(key, str):
         raise UsageError(f"the key is {key!r}, of the type {type(key).__name__}: give a text")

@@ -190,8 +190,7 @@ class ClientProtocol:
         unique = tuple(sorted(set(filters)))
         if not 1 <= len(unique) <= MAX_FILTERS:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
-            raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
+        _check_start(start)
         for what, value in (("start", start), ("since_us", since_us)):
             if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
@@ -713,7 +712,7 @@ def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> s
     )
 
 
-def _check_name(what: str, name: str) -> None:
+def _check_name(what: str, name: object) -> None:
     if not isinstance(name, str):
         raise UsageError(f"{what} is {repr(name)[:80]}, of the type {type(name).__name__}: give a text (str)")
     try:
@@ -722,3 +721,8 @@ def _check_name(what: str, name: str) -> None:
         raise UsageError(f"{what} {name[:40]!r} has characters that cannot be written as UTF-8") from None
     if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
         raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {MAX_CLIENT_NAME_BYTES}")
+
+
+def _check_start(start: object) -> None:
+    if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
+        raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")

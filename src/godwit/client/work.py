@@ -57,7 +57,8 @@ PART_COST_BYTES: Final = 512
 CUT_AFTER_S: Final = 0.005
 """The time that an open group waits for a transport that is busy with other records."""
 
-_RUN: Final = slice(8, 13)
+_RUN_START: Final = 8
+_RUN_STOP: Final = 13
 """The bytes of the instance that become the prefix of keys. Its first bytes are public: they are part of names."""
 
 
@@ -324,7 +325,9 @@ class ClientWork:
             send_buffer_bytes, events, on_reported=self.leases.on_reported, on_violation=on_violation
         )
         self.leases.channel = self.channel
-        self.jobs = JobTracker(self.channel, requests, events, b32encode(instance[_RUN]).decode().lower())
+        self.jobs = JobTracker(
+            self.channel, requests, events, b32encode(instance[_RUN_START:_RUN_STOP]).decode().lower()
+        )
         self.is_used = False
         """Whether the client has ever submitted, watched or volunteered: without it, work costs messages nothing."""
         self.inbound: int | None = None

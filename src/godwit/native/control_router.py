@@ -184,10 +184,7 @@ class ControlRouter:
             self._broker.effects.append(refusal_notice(session, failure.code, failure.text))
 
     def _send_when_stored(self, peer: NativePeer, reply: ControlMessage, request: int | None) -> None:
-        def refuse(text: str) -> None:
-            _send(peer, control.Error(code=Code.STORAGE, text=text, request=request))
-
-        self._queue.when_stored(peer, partial(_send, peer, reply), refuse)
+        self._queue.when_stored(peer, partial(_send, peer, reply), partial(_send_storage_error, peer, request))
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
@@ -348,3 +345,7 @@ def _extra_cost(message: ControlMessage | UnknownKind) -> int:
     if isinstance(message, jobs.WatchJobs):
         return len(message.jobs) // WATCHES_PER_REQUEST
     return 0
+
+
+def _send_storage_error(peer: NativePeer, request: int | None, text: str) -> None:
+    _send(peer, control.Error(code=Code.STORAGE, text=text, request=request))

@@ -139,8 +139,8 @@ class NativeProtocol:
             elif event.reliable:
                 self._on_first_record(peer, event, now_us)
             # An unreliable record that has overtaken record 0 of its channel is lost, as it may be.
-        except FloodError as error:
-            self._broker.close(peer, Code.LIMIT, str(error))
+        except FloodError as flood:
+            self._broker.close(peer, Code.LIMIT, str(flood))
         except DecodeError as error:
             self._broker.close(peer, Code.PROTOCOL, f"on channel {number}: {error}")
 

@@ -62,15 +62,14 @@ class PublishReceipt(msgspec.Struct, gc=False):
 class PublishChannel(Publication):
     """What a client publishes on one channel. Once refused, records that still arrive on it are discarded."""
 
-    __slots__ = ("broker", "connection", "effects", "is_refused", "next_sequence", "number")
-
-    peer: NativePeer
+    __slots__ = ("broker", "connection", "effects", "is_refused", "native_peer", "next_sequence", "number")
 
     def __init__(
         self, broker: Broker, peer: NativePeer, session: Session, number: int, effects: list[Effect], qos: int
     ) -> None:
         super().__init__(peer, session, qos)
         self.broker = broker
+        self.native_peer = peer
         self.connection = peer.connection
         self.number = number
         self.effects = effects
@@ -88,14 +87,14 @@ class PublishChannel(Publication):
                 self.effects.append(refusal_notice(self.session, failure.code, failure.text))
             self.refuse(failure.code, failure.text)
         else:
-            self.peer.send(Opened(channel=self.number, subscribers=subscribers))
+            self.native_peer.send(Opened(channel=self.number, subscribers=subscribers))
 
     def refuse(self, code: Code, text: str) -> None:
         """Discard all further records of this channel, and report why."""
         if not self.is_refused:
             self.is_refused = True
             self.broker.close_publication(self)
-            self.peer.send(PublishRefused(channel=self.number, code=code, text=text))
+            self.native_peer.send(PublishRefused(channel=self.number, code=code, text=text))
 
     def ended(self, code: Code, text: str) -> None:
         self.refuse(code, text)
@@ -103,7 +102,7 @@ class PublishChannel(Publication):
     def _end(self) -> None:
         """The client has ended the channel."""
         self.broker.close_publication(self)
-        self.peer.publish_channels.pop(self.number, None)
+        self.native_peer.publish_channels.pop(self.number, None)
 
     def handle(self, event: Received, now_us: int) -> None:
         """Handle a record of batches. Raises DecodeError if it is malformed."""

@@ -337,20 +337,21 @@ class MemberChannel(SubscriberChannel):
 class NativeMemberOutbound(NativeOutbound):
     """The two channels of a member of a consumer group."""
 
-    __slots__ = ()
+    __slots__ = ("member_channel",)
 
-    channel: MemberChannel
+    member_channel: MemberChannel
 
     def begin(self, offset: int) -> None:
         peer = self._peer
-        self.channel = MemberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=False))
+        self.member_channel = MemberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=False))
+        self.channel = self.member_channel
         self.live = SubscriberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=True))
         peer.channels[self.channel.number] = peer.channels[self.live.number] = self
 
     def put(self, batch: OutboundBatch) -> bool:
         if not super().put(batch):
             return False
-        channel = self.channel
+        channel = self.member_channel
         channel.note(batch.offset, batch.end_offset)
         # Two records at least are on their way, so that the next one has arrived when one is confirmed.
         if self.member is not None and channel.collected >= self.member.window // 2:
@@ -360,7 +361,7 @@ class NativeMemberOutbound(NativeOutbound):
     def handle_confirm(self, broker: Broker, channel: int, record: int) -> None:
         member = self.member
         if channel == self.channel.number and member is not None:
-            for first, end in self.channel.take_confirmed(record):
+            for first, end in self.member_channel.take_confirmed(record):
                 broker.acknowledge_in_group(member, first, end)
         super().handle_confirm(broker, channel, record)
 
@@ -369,8 +370,8 @@ class NativeMemberOutbound(NativeOutbound):
         member = self.member
         if member is None:
             return
-        spans = [] if record is None else self.channel.take_confirmed(record)
-        for first, end in [*spans, *self.channel.take_handled(handled)]:
+        spans = [] if record is None else self.member_channel.take_confirmed(record)
+        for first, end in [*spans, *self.member_channel.take_handled(handled)]:
             broker.acknowledge_in_group(member, first, end)
         broker.leave_group(member)
         self.close()

@@ -93,9 +93,9 @@ class Server:
             Notice: self._notices.append,
         }
 
-    def listen(self, config: EndpointConfig) -> Listener:
+    def listen(self, config: EndpointConfig, kind: type[Endpoint] = Endpoint) -> Listener:
         """Add a socket; `config` describes its kernel buffers and the limits, see endpoint_config."""
-        endpoint = Endpoint(config, entropy=self._entropy, budget=self._budget)
+        endpoint = kind(config, entropy=self._entropy, budget=self._budget)
         self.native.endpoints.append(endpoint)
         listener = Listener(self, endpoint)
         self.listeners.append(listener)

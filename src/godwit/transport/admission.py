@@ -144,7 +144,7 @@ class HandshakeQueue:
 
     def is_repeat(self, packet: bytes, address: Address, now: float) -> bool:
         """Return whether this packet without a connection repeats a handshake that waits already."""
-        key = packet[_KEY]
+        key = packet[_KEY_START:_KEY_STOP]
         waiting = self.connects.get(key)
         if waiting is not None:
             if waiting[1] != address:
@@ -246,7 +246,8 @@ class HandshakeQueue:
             self._largest_count = max(self._largest_count, after)
 
 
-_KEY: Final = slice(HEADER.size + 1, HEADER.size + 1 + 8 + NONCE_BYTES)
+_KEY_START: Final = HEADER.size + 1
+_KEY_STOP: Final = _KEY_START + 8 + NONCE_BYTES
 """The connection id and nonce of a client: they follow the type of both frames."""
 
 

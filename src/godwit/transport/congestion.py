@@ -34,7 +34,7 @@ STARTUP_GAIN: Final = 2.885
 """2/ln 2: the smallest gain that doubles the rate each round trip."""
 DRAIN_GAIN: Final = 1 / STARTUP_GAIN
 WINDOW_GAIN: Final = 2.0
-CYCLE: Final = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+CYCLE: Final[tuple[float, ...]] = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 RATE_WINDOW_ROUNDS: Final = 10
 RATE_WINDOW_S: Final = 0.25
 """The shortest rate window: ten rounds of a short path pass before a busy machine schedules the process again."""

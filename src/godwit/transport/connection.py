@@ -70,7 +70,7 @@ class Connection:
     """One connection, created by an endpoint."""
 
     __slots__ = (
-        "__weakref__", "_awake", "_budget", "_closing", "_components", "_ended", "_events", "_fast_receiver",
+        "_awake", "_budget", "_closing", "_components", "_ended", "_events", "_fast_receiver",
         "_fast_sender", "_idle_timer", "_migration", "_receiver", "_timers", "_transmitter", "_unadmitted", "id",
         "idle_until", "is_awake", "peer_address", "role", "scheduled_at", "state",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Entry
 from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection
 from godwit.transport.events import Connected, Train
 from godwit_sim.broker_log_model import SHARED_TIME_US, Publication
 from godwit_sim.checkers import ViolationError
@@ -150,7 +151,8 @@ def serve(listeners: int) -> tuple[Checkers, Server, list[Host]]:
     hosts = [checkers.network.add_host(Host(f"server{number}", (f"s{number}", 1))) for number in range(listeners)]
     for host in hosts:
         observe_events(
-            server.listen(EndpointConfig(accepts=True)),
+            server,
+            EndpointConfig(accepts=True),
             lambda events: checkers.connections.handle_events(events, checkers.network.now),
         )
         checkers.network.start(host, ListenerAdapter(server.listeners[-1]), lambda events, now: None)
@@ -170,9 +172,16 @@ def test_input_to_one_listener_wakes_the_others() -> None:
     assert len(checkers.network._heap) == waiting + 1, "once for each feed, or they would wake each other for ever"
 
 
+class Alice(Connection):
+    """A connection that has an address only."""
+
+    def __init__(self) -> None:
+        self.peer_address = ("a", 1)
+
+
 def test_the_connection_model_gets_the_broker_s_events() -> None:
     checkers, server, _ = serve(1)
-    connection: Any = type("Alice", (), {"peer_address": ("a", 1)})()
+    connection = Alice()
     server.listeners[0].endpoint.pending_events.append(Connected(connection, b""))
     server.run_turn()
     assert [conn.connection for conn in checkers.connections.records] == [connection]

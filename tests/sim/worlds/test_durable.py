@@ -26,11 +26,13 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.broker import delivery
 from godwit.broker.admission import Admission
 from godwit.broker.append_queue import AppendQueue
+from godwit.broker.broker import Broker
 from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
-from godwit.broker.effects import Losing
+from godwit.broker.effects import BrokerEvent, Losing
 from godwit.broker.identities import Identities
+from godwit.broker.settings import Settings
 from godwit.broker.subscription import QuietSubscriptions
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.client.subscription import Subscription
@@ -328,13 +330,24 @@ def payload_at(runs: StoreRuns, offset: int) -> bytes:
     return b"-" if found.retain else found.payload[:200]
 
 
+class ReportingBroker(Broker):
+    """Notes the events that a log passes to it."""
+
+    def __init__(self, reported: list[Any]) -> None:
+        super().__init__(Settings(), entropy=bytes, now_us=0)
+        self.reported = reported
+
+    def handle(self, event: BrokerEvent, now_us: int) -> None:
+        self.reported.append(event)
+
+
 def test_old_messages_are_deleted_and_the_broker_notified() -> None:
     runs = StoreRuns(1, replace(PLAN, max_age_s=1.0))
     watched = runs.open()
     runs.append(watched)
     reported: list[Any] = []
     log = TrimmedLog(watched)
-    log.broker = SimpleNamespace(handle=lambda event, now_us: reported.append(event))  # type: ignore[assignment]
+    log.broker = ReportingBroker(reported)
     while not watched.next_offset:
         runs.append(watched)
     log.work(runs.checkers.now_us)

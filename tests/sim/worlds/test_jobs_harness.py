@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_world import QUIET, quiet, run, worker
 
+from godwit.broker import broker
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.broker.session import made_name
+from godwit.broker.settings import Settings
 from godwit.client.events import Ended, Leased, Online
 from godwit.client.worker import Lease
 from godwit.errors import DiskError
@@ -46,8 +48,9 @@ class Store:
         return []
 
 
-class Broker:
+class Broker(broker.Broker):
     def __init__(self) -> None:
+        super().__init__(Settings(), entropy=bytes, now_us=0)
         self.handle_events: list[Any] = []
 
     def handle(self, event: Any, now_us: int) -> None:
@@ -57,10 +60,10 @@ class Broker:
 @pytest.fixture
 def parts() -> tuple[DelayedLog, Any, Any]:
     store: Any = Store()
-    broker: Any = Broker()
+    listening: Any = Broker()
     log = DelayedLog(store, Random(1), COMMIT_US / 1e6)
-    log.begin(broker)
-    return log, store, broker
+    log.begin(listening)
+    return log, store, listening
 
 
 def test_an_append_is_answered_later_and_in_order(parts: tuple[DelayedLog, Any, Any]) -> None:

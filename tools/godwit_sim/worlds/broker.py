@@ -154,7 +154,7 @@ class BrokerWorld:
         now = self.hosts[0].clock(self.network.now)
         made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
         for _ in self.hosts:
-            observe_events(made.listen(config), self._observe_events)
+            observe_events(made, config, self._observe_events)
         return made
 
     def _settings(self) -> Settings:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from godwit.server.server import Listener
+from godwit.server.server import Listener, Server
 from godwit.store.memory import MemoryStore, entry_bytes
 from godwit.store.port import Change
+from godwit.transport.config import EndpointConfig
+from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Event, Train
 from godwit.wire.batch import Entry
 from godwit_sim.broker_connections import ConnectionModel, ReachChecker, RetainedChecker, SessionChecker, WillChecker
@@ -175,15 +177,21 @@ class SiblingListeners(Observer):
                     self._network.at(now, self._network.pump, other)
 
 
-def observe_events(listener: Listener, hear: Callable[[Sequence[Event]], None]) -> None:
-    """Pass the transport's events to `hear` before the broker receives them."""
-    endpoint = listener.endpoint
-    fetch: Callable[[], list[Event]] = endpoint.events
+class ObservedEndpoint(Endpoint):
+    """Passes its events to `hear` before the broker receives them."""
 
-    def events() -> list[Event]:
-        found = fetch()
-        if found:
-            hear(found)
+    hear: Callable[[Sequence[Event]], None] | None = None
+
+    def events(self) -> list[Event]:
+        found = super().events()
+        if found and self.hear is not None:
+            self.hear(found)
         return found
 
-    setattr(endpoint, "events", events)  # noqa: B010 -- the type checker would not have it otherwise
+
+def observe_events(server: Server, config: EndpointConfig, hear: Callable[[Sequence[Event]], None]) -> Listener:
+    """Add a listener to a server, and pass the transport's events to `hear` before the broker receives them."""
+    listener = server.listen(config, ObservedEndpoint)
+    assert isinstance(listener.endpoint, ObservedEndpoint)
+    listener.endpoint.hear = hear
+    return listener

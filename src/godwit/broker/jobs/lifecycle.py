@@ -56,8 +56,6 @@ class JobLifecycle:
     `workers` is the table of the WorkerPool, by name.
     """
 
-    __slots__ = ("_dispatcher", "_output", "_table", "_timers", "_workers")
-
     _output: TurnOutput
     _dispatcher: Dispatcher
     _table: JobTable

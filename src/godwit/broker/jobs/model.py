@@ -32,7 +32,7 @@ State = TypeVar("State", bound=str)
 Trigger = TypeVar("Trigger", bound=str)
 
 
-class ForbiddenChangeError(RuntimeError):
+class ForbiddenChangeError(Exception):
     """A trigger occurred that is impossible in the present state of a job or task: a defect of the broker."""
 
 

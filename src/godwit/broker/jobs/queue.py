@@ -161,7 +161,7 @@ class JobQueue:
         """Add the free capacity of a volunteer that has no more of it than before."""
         heappush(self._free, free_slot)
         if len(self._free) > 2 * len(self.volunteers) + SLACK:
-            self._free = [slot for slot in self._free if slot is slot[-1].free_slot and self._has(slot[-1])]
+            self._free = [slot for slot in self._free if slot == slot[-1].free_slot and self._has(slot[-1])]
             heapify(self._free)
 
     def first_free(self) -> PoolWorker | None:
@@ -169,7 +169,7 @@ class JobQueue:
         free = self._free
         while free:
             worker = free[0][-1]
-            if free[0] is worker.free_slot and self.volunteers.get(worker.name) is worker:
+            if free[0] == worker.free_slot and self.volunteers.get(worker.name) is worker:
                 return worker
             heappop(free)
         return None
@@ -259,7 +259,7 @@ class JobQueue:
             excluded = key if isinstance(key, frozenset) else tried
             group = self._groups.setdefault(key, EligibilityGroup(self, key, excluded))
         heappush(group.heap, entry)
-        if group.heap[0] is entry and (group.stamp or group not in self._candidates):  # else the group is blocked
+        if group.heap[0] == entry and (group.stamp or group not in self._candidates):  # else the group is blocked
             self._rank(group)
 
     def first_group(self) -> EligibilityGroup | None:

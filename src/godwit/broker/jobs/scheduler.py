@@ -26,8 +26,6 @@ _GRACE_US: Final = int(RESTART_GRACE_S * 1_000_000)
 class WorkerPool:
     """All workers, by name: connected volunteers, and holders of leases."""
 
-    __slots__ = ("_dispatcher", "_lifecycle", "_output", "_timers", "lease_us", "workers")
-
     lease_us: int
     workers: dict[str, PoolWorker]
     _dispatcher: Dispatcher

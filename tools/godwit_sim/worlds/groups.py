@@ -309,12 +309,13 @@ class GroupWorld(MqttWorld):
         return ""
 
     def _missing(self) -> Publication | None:
-        """Return a message that no member has processed yet."""
+        """Return a message that no member has processed yet, and that cannot have expired."""
         log = self.checkers.log
         for offset in range(log.next_offset if self.joined_at is None else self.joined_at, log.next_offset):
             found = log.at(offset)
-            is_wanted = found is not None and bool(found.payload) and not found.topic.startswith("$")
-            if found is not None and is_wanted and not self.processed[found.payload]:
+            if found is None or not found.payload or found.topic.startswith("$") or found.may_expire:
+                continue
+            if not self.processed[found.payload]:
                 return found
         return None
 

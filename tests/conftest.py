@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,6 +19,11 @@ from godwit.compiled_core import is_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# A shell without job control starts background commands with SIGINT ignored, and their children inherit that: commands
+# of the tests would not notice Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Hypothesis remembers failing examples in the current folder, which may be a checkout that cannot be written to.
 if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ and not os.access(Path.cwd(), os.W_OK):

@@ -23,18 +23,12 @@ export MYPY_CACHE_DIR := $(abspath $(BUILD))/mypy
 export RUFF_CACHE_DIR := $(abspath $(BUILD))/ruff
 PYTEST := -m pytest -o cache_dir=$(abspath $(BUILD))/pytest
 
-# The compiled core is made by the editable install (hatch_build.py) and is in the environment, not in src.
-CORE := $(VENV)/.core
-export GODWIT_CORE_BUILD := $(abspath $(BUILD))/core
-CORE_SOURCES := hatch_build.py src/godwit/compiled_core.py src/godwit/errors.py src/godwit/limits.py \
-  $(foreach package,wire transport broker broker/jobs native mqtt server client store,$(wildcard src/godwit/$(package)/*.py))
-
-.PHONY: help setup writable demo test check soak bench figures docs lock clean
+.PHONY: help setup core writable demo test check soak bench figures docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) $(CORE) ## Make .venv with everything from the lock (the other targets do it by themselves)
+setup: $(STAMP) ## Make .venv with everything from the lock (the other targets do it by themselves)
 	@echo "setup: $(VENV) is ready, try: make demo"
 
 writable:
@@ -63,47 +57,30 @@ $(STAMP): pyproject.toml tools/pyproject.toml $(LOCK) | writable
 	export PIP_DISABLE_PIP_VERSION_CHECK=1
 	echo "setup: installing $$(grep -c '==' $(LOCK)) locked packages, this takes about a minute"
 	$(BIN)/python -m pip install -qq --require-hashes -r $(LOCK)
-	GODWIT_CORE=interpreted $(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable . --editable tools
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable . --editable tools
 	$(BIN)/python requirements/java.py
 	touch $@
 
-# A second install adds the compiled core, so that a machine without a compiler has everything else. Sources that were
-# edited are interpreted until this target runs again.
-$(CORE): $(STAMP) $(CORE_SOURCES)
-	@echo "setup: compiling the core, this takes about 2 minutes (GODWIT_CORE=interpreted skips it)"
-	if [ -n "$${CI:-}" ] && command -v cc >/dev/null; then export GODWIT_CORE=compiled; fi # a source that mypyc refuses is an error
-	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
-	echo "setup: $$($(BIN)/godwit --version | tail -1)"
-	touch $@
+core: $(STAMP) ## Compile the core with mypyc, for the environment .venv (an experiment; about 2 minutes)
+	@GODWIT_CORE=compiled GODWIT_CORE_BUILD=$(abspath $(BUILD))/core $(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
+	$(BIN)/godwit --version
 
 demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever runs until Ctrl-C)
 	@$(BIN)/godwit demo --report $(BUILD)/demo.html $(if $(filter forever,$(DEMO)),--forever)
 
-# The protocol's own tests come first and under coverage: they are quick, and lines that they miss need a test. Coverage
-# needs the interpreted core, and so do tests that replace parts of it: all tests of its packages run in that form too.
-# The whole suite then runs in the form that users have, compiled if there is a compiler.
+# The protocol's own tests come first and under coverage: they are quick, and lines that they miss need a test.
 PROTOCOL_TESTS := tests/wire tests/transport
-CORE_TESTS := tests/broker tests/native tests/mqtt tests/server tests/client tests/net tests/store tests/sim
-test: $(STAMP) $(CORE) ## Run the tests in both forms of the core, with the coverage gate on wire and transport (95 %)
+test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (95 %)
 	@rm -rf $(BUILD)/results
 	mkdir -p $(BUILD)/results
-	runs="wire transport others"
-	if GODWIT_CORE=compiled $(BIN)/godwit --version >/dev/null 2>&1; then runs="wire transport interpreted others"; fi
-	trap '$(BIN)/python tests/summary.py $$(printf "$(BUILD)/results/%s.xml " $$runs)' EXIT # also after a failure: the tests that ran, and why others were skipped
+	trap '$(BIN)/python tests/summary.py $(BUILD)/results/{wire,transport,others}.xml' EXIT # also after a failure: the tests that ran, and why others were skipped
 	$(BIN)/coverage erase
-	export GODWIT_CORE=interpreted
 	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/wire.xml tests/wire > $(BUILD)/tests-wire.txt 2>&1 & wire=$$!
 	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/transport.xml tests/transport
 	wait $$wire || { cat $(BUILD)/tests-wire.txt; exit 1; }
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='src/godwit/wire/*,src/godwit/transport/*' --fail-under=95
-	if [[ $$runs == *interpreted* ]]; then
-	  $(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/interpreted.xml $(CORE_TESTS)
-	  GODWIT_CORE=compiled $(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/others.xml
-	else
-	  echo "test: there is no compiled core here, so the tests run with the interpreted one only"
-	  $(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/others.xml $(addprefix --ignore=,$(PROTOCOL_TESTS))
-	fi
+	$(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/others.xml $(addprefix --ignore=,$(PROTOCOL_TESTS))
 
 check: $(STAMP) ## Lint, formatting, types, layering, names, language
 	@$(BIN)/ruff check .

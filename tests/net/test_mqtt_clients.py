@@ -23,7 +23,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from tests.net.running import run
-from tests.net.test_mqtt import PahoClient, free_port, guide_block, guide_broker, port_of, start_broker
+from tests.net.test_mqtt import PahoClient, guide_block, guide_broker, port_of
+from tests.net.test_mqtt_killed import free_port, start_broker
 
 WAIT_S = 30.0
 EXPIRY_S = 3600
@@ -446,6 +447,8 @@ allow_anonymous true
 connection godwit
 address 127.0.0.1:{godwit}
 topic # both 1
+cleansession false
+restart_timeout 1
 bridge_protocol_version {version}
 """
 
@@ -476,14 +479,29 @@ def test_a_bridge_of_mosquitto(version: str, tmp_path: Path) -> None:
             assert await asyncio.to_thread(here.wait, 1) == [("up/a", b"from Mosquitto")]
             await asyncio.to_thread(here.publish, "down/a", b"from Godwit", 1)
             assert await asyncio.to_thread(there.wait, 1) == [("down/a", b"from Godwit")]
-            for one in (here, there):
+            # Retained messages cross it, and QoS 2 does (the bridge asks for QoS 1).
+            await asyncio.to_thread(there.publish, "up/kept", b"kept", 2, retain=True)
+            assert (await asyncio.to_thread(here.wait, 2))[1:] == [("up/kept", b"kept")]
+            late = await asyncio.to_thread(PahoClient, godwit, "late", clean=False)
+            await asyncio.to_thread(late.subscribe, "up/kept")
+            assert await asyncio.to_thread(late.wait, 1) == [("up/kept", b"kept")]
+            assert late.messages[0].retain
+            # Its session resumes when Godwit is killed: messages of that time arrive later, once.
+            process.kill()
+            await process.wait()
+            await asyncio.to_thread(there.publish, "up/b", b"while it was away", 1)
+            process = await start_broker(tmp_path / "log", godwit)
+            found = dict(await asyncio.to_thread(late.wait_for, "up/b"))
+            assert found["up/b"] == b"while it was away"
+            for one in (here, there, late):
                 await asyncio.to_thread(one.publish, "end", b"", 1)
                 await asyncio.to_thread(one.close)
-            assert len(here.messages) == len(there.messages) == 1  # nothing goes in circles
+            assert len(there.messages) == 1  # nothing goes in circles
+            assert len([1 for one in here.messages if one.topic == "up/a"]) == 1
         finally:
             bridge.kill()
             process.kill()
             await bridge.wait()
             await process.wait()
 
-    run(test, deadline_s=60)
+    run(test, deadline_s=120)

@@ -108,7 +108,7 @@ def test_a_qos_2_message_is_published_once_whatever_is_repeated() -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_packet_identifiers_that_are_used_again_too_early(version: int) -> None:
-    """With QoS 1 each message counts. With QoS 2 an identifier stands for one message until it is released."""
+    """With QoS 1 each message counts. With QoS 2 an identifier is that of one message until it is released."""
     world = MqttWorld()
     device, receiver = world.device("d", version), world.device("r")
     receiver.subscribe(("t/#", 2))

@@ -520,7 +520,9 @@ def test_silent_and_slow_connections_hurt_no_other(tmp_path: Path, count: int) -
                         opened[number - 8].send(slow[1:2])
                 if number % 500 == 0:
                     await asyncio.to_thread(good.publish, "t", b"%d" % number, 1)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)  # paho-mqtt cannot use more than 1024 files
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port
+            )  # paho-mqtt cannot use more than 1024 files
             writer.write(packets.connect("late") + packets.publish("t", b"end", qos=1, packet_id=1))
             assert await reader.readexactly(8) == b"\x20\x02\x00\x00" + packets.ack(4, 1)
             writer.close()

@@ -453,7 +453,7 @@ FLAT = b'{"temperature": 21.5}'
         ("Application/SenML+JSON; charset=utf-8", SENML, "senml"),
         ("application/cbor", bytes.fromhex("81a2006474656d7002f94d60"), "senml"),
         ("application/cloudevents+json; charset=utf-8", EVENT, "cloudevents"),
-        ("application/json", FLAT, "json"),  # says little: recognised as without it
+        ("application/json", FLAT, "json"),  # a general type: recognised as without it
         ("text/plain", b"21.5", "number"),
         ("application/vnd.maker+json", FLAT, "json"),
     ],

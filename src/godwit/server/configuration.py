@@ -225,7 +225,7 @@ class MqttFileSection(_Section):
     log_qos_0: bool = _MQTT_DEFAULTS.log_qos_0
     user_from_certificate: bool = _MQTT_DEFAULTS.user_from_certificate
     response_information: str = _MQTT_DEFAULTS.response_information
-    origins: tuple[str, ...] = _MQTT_DEFAULTS.origins
+    origins: list[str] = []
 
 
 class ConfigurationFile(_Section):

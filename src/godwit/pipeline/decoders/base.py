@@ -229,7 +229,7 @@ class Decoder:
     """For a JSON object: it is asked only if all keys of one of these sets are at the top level; () for any keys."""
     content_types: ClassVar[tuple[str, ...]] = ()
     """Content types that name its format, in lower case and without parameters. A message with one of them is given to
-    its decoders alone, whatever its topic and form. A type that says little, such as application/json, is none."""
+    its decoders alone, whatever its topic and form. A general type, such as application/json, names no format."""
     definition_filters: ClassVar[tuple[str, ...]] = ()
     """Topics whose messages may define others: see `define`."""
     is_quick: ClassVar[bool] = False

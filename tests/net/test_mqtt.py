@@ -105,6 +105,9 @@ class PahoClient:
     def close(self) -> None:
         self.client.disconnect()
         self.client.loop_stop()
+        handle = self.client.socket()
+        if handle is not None:  # the loop may have been stopped before it closed it
+            handle.close()
 
 
 def exchange(port: int, version: int, **options: Any) -> None:

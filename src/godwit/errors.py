@@ -25,7 +25,7 @@
      +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
      +-- MessageExpiredError     a message expired in this client's queue, before the broker confirmed it
      +-- RequestError            a request to another client has no result
-     |    +-- NoResponderError        no client is subscribed to its topic
+     |    +-- NoResponderError        no client that may reply is subscribed
      |    +-- NoReplyError            no reply came in time; also a TimeoutError
      |    +-- RequestFailedError      the responder reports a failure; `reply` is its message
      +-- BrokerUnreachableError  no broker answered in time
@@ -325,7 +325,7 @@ class RequestError(GodwitError):
 
 
 class NoResponderError(RequestError):
-    """No client is subscribed to the topic of a request."""
+    """No client that may reply is subscribed to the topic of a request."""
 
 
 class NoReplyError(RequestError, TimeoutError):

@@ -465,6 +465,9 @@ def test_mqtt_listeners() -> None:
     assert found == MqttSection(
         listen=("127.0.0.1:1883", "ws://h/x"), settings=MqttSettings(receive_maximum=7, log_qos_0=True)
     )
+    origins = load('[mqtt]\nlisten = ["h"]\norigins = ["https://A.example:8443", "null", "*"]').mqtt
+    assert origins is not None
+    assert origins.settings.origins == ("https://a.example:8443", "null", "*")
     text = '[mqtt]\nlisten = ["tls://h"]\ncertificate = "a.crt"\nkey = "a.key"\nclient_ca = "ca.crt"'
     section = load_configuration(text, read_secret=read_secret, folder=Path("/etc/godwit")).mqtt
     assert section is not None
@@ -488,6 +491,8 @@ def test_the_example_shows_the_defaults_of_mqtt() -> None:
         ('listen = ["tls://h"]', "mqtt.listen has an address with TLS"),
         ('listen = ["h"]\nuser_from_certificate = true', "mqtt.user_from_certificate needs client_ca"),
         ('listen = ["h"]\nresponse_information = "a/#"', "mqtt.response_information is not the beginning of a topic"),
+        ('listen = ["h"]\norigins = ["https://a.example/page"]', "mqtt.origins has 'https://a.example/page'"),
+        ('listen = ["h"]\norigins = [5]', "mqtt.origins"),
         ('listen = ["h"]\nreceive_maximum = 0', "mqtt.receive_maximum is 0: it must lie between 1 and 65535"),
         ('listen = ["h"]\nspeed = 1', "speed"),
     ],

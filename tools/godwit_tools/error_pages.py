@@ -339,8 +339,9 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "Catch this class to treat them alike.",
     ),
     "NoResponderError": Explanation(
-        "`request` was called, and no client is subscribed to its topic.",
-        "No responder is connected, or it is subscribed to other topics.",
+        "`request` was called, and no client that may reply is subscribed to its topic.",
+        "No responder is connected, or it is subscribed to other topics. Subscribers whose filter begins with a "
+        "wildcard, such as `#`, do not count.",
         "Start a responder: `@client.replies(topic)`, or `godwit reply TOPIC --exec CMD`. Compare the topics.",
     ),
     "NoReplyError": Explanation(

@@ -351,6 +351,11 @@ class Delivery:
             return len(routes) - skipped
         return 0
 
+    def count_responders(self, topic: Topic, entry: Entry) -> int:
+        """Return how many connected subscriptions may reply to a request on a topic."""
+        routes = self.routes(topic)
+        return len([1 for one in routes if one.may_reply(topic.name) and not (one.no_local and one.is_own(entry))])
+
     def _make_batch(
         self, topic: Topic, publisher: int, entry: Entry, flags: int, offset: int, end_offset: int
     ) -> OutboundBatch | None:

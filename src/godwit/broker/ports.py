@@ -215,6 +215,8 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """When retained messages are sent first; None: to a new subscription that begins at the end of the log."""
     no_local: bool = False
     """Whether the client's own messages are not sent to it."""
+    is_responder: bool = False
+    """Whether the client replies to the requests among the messages, see BrokerSubscription.may_reply."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
 

@@ -275,25 +275,31 @@ def decode(
         bool,
         typer.Option(
             "--lines",
-            help="Read messages from standard input, one JSON object a line with topic and payload_base64, and print "
-            "one a line.",
+            help="Read messages from standard input, one JSON object a line with topic, payload_base64 and perhaps "
+            "content_type, and print one a line.",
         ),
     ] = False,
+    content_type: Annotated[
+        str | None,
+        typer.Option("--content-type", metavar="TYPE", help="Content type of the message, such as application/cbor."),
+    ] = None,
     config: ConfigOption = None,
     lake: LakeOption = DEFAULT_LAKE,
 ) -> None:
     """Show what the pipeline reads from a payload, or why it would go to quarantine. No Spark is started."""
     from godwit.cli.pipeline_decode import decode_lines, load_decoders, show_decoded
 
-    if lines and topic is not None:
-        raise UsageError("with --lines the messages come from standard input: leave out TOPIC and PAYLOAD")
+    if lines and (topic is not None or content_type is not None):
+        raise UsageError(
+            "with --lines the messages come from standard input: leave out TOPIC, PAYLOAD and --content-type"
+        )
     if not lines and (topic is None or payload is None):
         raise UsageError("give TOPIC and PAYLOAD (or @FILE), or --lines")
     decoders = load_decoders(config, lake)
     if lines:
         decode_lines(decoders)
     elif topic is not None and payload is not None:
-        show_decoded(decoders, topic, payload)
+        show_decoded(decoders, topic, payload, content_type)
 
 
 @app.command("quarantine", epilog="Example: godwit pipeline quarantine --json")

@@ -167,6 +167,7 @@ class ClientProtocol:
         cursor: str | None = None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
@@ -178,6 +179,7 @@ class ClientProtocol:
             cursor: the name of a position that the broker stores and `commit` moves.
             retained: when retained messages are sent first; None for the broker's default.
             no_local: whether this client's own messages are not delivered.
+            is_responder: whether the application replies to the requests among the messages.
             membership: the consumer group that the subscription is a member of. A filter `$share/NAME/FILTER` names
                 one, too.
 
@@ -215,7 +217,8 @@ class ClientProtocol:
             since_us=since_us,
             cursor=cursor,
             retained=retained,
-            no_local=bool(no_local),
+            no_local=no_local,
+            is_responder=is_responder,
             membership=membership,
         )
 

@@ -124,6 +124,7 @@ class Subscription:
         cursor: str | None = None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self.number = number
@@ -152,6 +153,7 @@ class Subscription:
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
         self.retained = retained
         self.no_local = no_local
+        self.is_responder = is_responder
         is_latest = since_us is None and start in (None, "latest")
         self.wants_retained = is_latest if retained is None else retained != "never"
         """Whether retained messages may still arrive: no message of the log has arrived yet."""
@@ -529,6 +531,7 @@ class Subscriptions:
         cursor: str | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Return the subscription with these filters and this cursor or group; request it if it is new."""
@@ -547,6 +550,7 @@ class Subscriptions:
             cursor=cursor,
             retained=retained,
             no_local=no_local,
+            is_responder=is_responder,
             membership=membership,
         )
         self._subscriptions[number] = subscription
@@ -650,6 +654,7 @@ class Subscriptions:
                 since_us=subscription.since_us if is_first else None,
                 retain_handling=subscription.retained if is_first else None,
                 no_local=subscription.no_local,
+                responder=subscription.is_responder,
                 retained=retained and membership is None,
                 group=None if membership is None else membership.group,
                 group_expiry_s=0 if membership is None else membership.expiry_s,

@@ -240,6 +240,7 @@ class ControlRouter:
             retained=message.retained,
             retain_handling=message.retain_handling,
             no_local=message.no_local,
+            is_responder=message.responder,
             epochs=message.epochs,
             group=message.group,
             group_expiry_s=message.group_expiry_s,

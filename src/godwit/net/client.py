@@ -324,7 +324,7 @@ class AsyncClient:
             options: Time limit, QoS, headers and content type; see `RequestOptions`.
 
         Raises:
-            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoResponderError: No client that may reply is subscribed to the topic (QoS 1 and 2).
             NoReplyError: No reply arrived within `timeout_s`; it is a TimeoutError, too.
             RequestFailedError: The handler of the responder failed.
             BrokerError: The broker refused the request, for example AccessError.
@@ -341,7 +341,7 @@ class AsyncClient:
         Args:
             topic: Where responders are subscribed, see `replies`.
             payload: The request, as for `publish`.
-            replies: Return when this many have arrived. None: one from each subscription that the request reached; with
+            replies: Return when this many have arrived. None: one from each responder that the request reached; with
                 QoS 0 one.
             options: See `request`. After `timeout_s` the replies so far are returned, perhaps an empty list.
 
@@ -349,7 +349,7 @@ class AsyncClient:
             The replies. One that reports a failure has the header `godwit-error`.
 
         Raises:
-            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoResponderError: No client that may reply is subscribed to the topic (QoS 1 and 2).
             BrokerError: The broker refused the request, for example AccessError.
             UsageError: An argument is invalid.
         """

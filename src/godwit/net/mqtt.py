@@ -406,7 +406,7 @@ class MqttListeners:
         if not address.is_websocket:
             return MqttStream(self, None)
         max_bytes = self.protocol.broker.settings.max_message_bytes + 64 * KIB
-        return MqttStream(self, WebSocketStream(address.path, max_bytes))
+        return MqttStream(self, WebSocketStream(address.path, max_bytes, self.protocol.settings.origins))
 
     def reload_certificate(self, certificate: Path, key: Path) -> None:
         """Use a new certificate for new connections.

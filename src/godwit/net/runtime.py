@@ -273,6 +273,7 @@ class ClientRuntime:
         cursor: str | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe, and deliver the events of the returned core to `subscription`."""
@@ -284,6 +285,7 @@ class ClientRuntime:
             cursor=cursor,
             retained=retained,
             no_local=no_local,
+            is_responder=is_responder,
             membership=membership,
         )
         if core in self._subscriptions:

@@ -17,6 +17,7 @@ from godwit.client.events import Available, Missed, SubscriptionEnded, Subscript
 from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
+from godwit.net.arguments import check_flag
 from godwit.net.loop import LoopThread, check_timeout, within
 from godwit.wire.control import RetainHandling
 
@@ -77,10 +78,14 @@ class AsyncSubscription:
         keep: bool | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> None:
         if membership is not None and (keep or cursor is not None):
             raise UsageError("a group has a position of its own: leave out keep and cursor")
+        check_flag("no_local", no_local)
+        if keep is not None:
+            check_flag("keep", keep)
         if on_gap is not None and not callable(on_gap):
             raise UsageError(f"on_gap is of the type {type(on_gap).__name__}: give a function")
         self.filters = filters
@@ -91,6 +96,7 @@ class AsyncSubscription:
         self._cursor = cursor
         self._retained = retained
         self._no_local = no_local
+        self._is_responder = is_responder
         self._membership = membership
         self._on_gap = on_gap
         self._keep = cursor is not None if keep is None else keep
@@ -136,6 +142,7 @@ class AsyncSubscription:
             cursor=self._cursor,
             retained=self._retained,
             no_local=self._no_local,
+            is_responder=self._is_responder,
             membership=self._membership,
         )
         try:

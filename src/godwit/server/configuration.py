@@ -43,6 +43,8 @@ Quantity: TypeAlias = float | str
 
 _DEFAULTS: Final = Settings()
 _MQTT_DEFAULTS: Final = MqttSettings()
+_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
+"""The origin of a page, as a browser sends it; pages of files have `null`."""
 _MQTT_BOUNDS: Final = {
     "receive_maximum": (1, 65_535),
     "topic_alias_maximum": (0, 65_535),
@@ -223,6 +225,7 @@ class MqttFileSection(_Section):
     log_qos_0: bool = _MQTT_DEFAULTS.log_qos_0
     user_from_certificate: bool = _MQTT_DEFAULTS.user_from_certificate
     response_information: str = _MQTT_DEFAULTS.response_information
+    origins: list[str] = []
 
 
 class ConfigurationFile(_Section):
@@ -461,13 +464,18 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         text = "mqtt.user_from_certificate needs client_ca: the authority that signs the certificates of clients"
         raise source.error(("mqtt", "user_from_certificate"), text)
     _check_response_information(section, source)
+    for origin in section.origins:
+        if not _ORIGIN.fullmatch(origin):
+            text = f'mqtt.origins has {origin!r}: write an origin as "https://dashboard.example", or "*" for all pages'
+            raise source.error(("mqtt", "origins"), text)
+    settings = MqttSettings(**{name: getattr(section, name) for name in MqttSettings.__struct_fields__})
     for name, (low, high) in _MQTT_BOUNDS.items():
         value = getattr(section, name)
         if not low <= value <= high:
             raise source.error(("mqtt", name), f"mqtt.{name} is {value}: it must lie between {low} and {high}")
     return MqttSection(
         listen=tuple(section.listen),
-        settings=MqttSettings(**{name: getattr(section, name) for name in MqttSettings.__struct_fields__}),
+        settings=msgspec.structs.replace(settings, origins=tuple([one.lower() for one in section.origins])),
         certificate=path("certificate", section.certificate),
         key=path("key", section.key),
         client_ca=path("client_ca", section.client_ca),

@@ -168,6 +168,8 @@ class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """When retained messages are sent first. None: to a new subscription that starts at latest."""
     no_local: bool = False
     """Do not deliver messages that this client has published."""
+    responder: bool = False
+    """The client replies to requests that it receives: it counts as a responder whatever its filters."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
     group: Name | None = None

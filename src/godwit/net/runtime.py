@@ -373,9 +373,12 @@ class ClientRuntime:
     def _on_offline(self, event: Offline) -> None:
         self._reporter.on_offline(event.reason, event.retry_in_s)
         self.last_reason = event.reason
+        self._begin_resolving()
+        self._report_state("offline", event.reason)
+
+    def _begin_resolving(self) -> None:
         if self._resolver is not None and self._resolver.has_names and self._resolving is None:
             self._resolving = self._loop.create_task(self._resolve_again(self._resolver))
-        self._report_state("offline", event.reason)
 
     async def _resolve_again(self, resolver: BrokerResolver) -> None:
         """Resolve the names of the brokers for the next round: their addresses may have changed."""
@@ -390,6 +393,7 @@ class ClientRuntime:
             self._resolving = None
 
     def _on_unanswered(self, event: Unanswered) -> None:
+        self._begin_resolving()  # before the other brokers are tried
         if self._probe is not None:
             self._probe.close()
         try:

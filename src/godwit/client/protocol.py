@@ -29,6 +29,7 @@ from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply, Una
 from godwit.client.jobs import JobView
 from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
+from godwit.client.relay import RelaySender
 from godwit.client.requests import RequestQueue
 from godwit.client.subscription import Membership, Start, Subscription, Subscriptions, with_membership
 from godwit.client.work import ClientWork
@@ -68,6 +69,7 @@ from godwit.wire.control import (
 )
 from godwit.wire.control_base import Code, Qos
 from godwit.wire.jobs import JobSpec
+from godwit.wire.relay import RelayOpened
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -89,6 +91,7 @@ class ClientProtocol:
         config: the settings.
         entropy: returns the given number of random bytes.
         random: a source of random numbers for pauses.
+        relay: the bridge that this client is for, if it is for one.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class ClientProtocol:
         *,
         entropy: Callable[[int], bytes],
         random: Random,
+        relay: RelaySender | None = None,
     ) -> None:
         self.config = config
+        self.relay = relay
         self.state: ClientState = "offline"
         self.name = config.name or ""
         """The client's name; assigned by the broker if the configuration has none."""
@@ -400,6 +405,8 @@ class ClientProtocol:
                 self._login_on.close(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
         if self._check_at is not None and now >= self._check_at:
             self._check_answered(now)
+        if self.relay is not None:
+            self.relay.handle_timers(now)
         self._process_events(now)
 
     def handle_unreachable(self, address: Address, now: float) -> None:
@@ -469,8 +476,10 @@ class ClientProtocol:
         lease_at = work.leases.due_at if work.leases.is_used else None
         expiring = self._sending.expiring
         expire_at = min(expiring.values()) if expiring else None
+        relay_at = None if self.relay is None else self.relay.due_at
         for due_at in (
             self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at, expire_at,
+            relay_at,
         ):  # fmt: skip
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
@@ -548,10 +557,14 @@ class ClientProtocol:
             self._requests.pump(now)
             self._work.channel.hand_over()
             self._publishers.handle_writable()
+            if self.relay is not None:
+                self.relay.pump()
 
     def _handle_confirmed(self, event: ChannelConfirmed) -> None:
         if event.channel == self._work.channel.channel:
             self._work.channel.handle_confirmed(event.sequence)
+        elif self.relay is not None and event.channel == self.relay.channel:
+            self.relay.handle_confirmed(event.sequence)
         else:
             self._publishers.handle_confirmed(event.channel, event.sequence, event.reached)
 
@@ -616,6 +629,8 @@ class ClientProtocol:
         self._publishers.detach()
         self._subscriptions.detach()
         self._work.detach()
+        if self.relay is not None:
+            self.relay.detach()
 
     def _finish(self, code: int, reason: str, now: float) -> None:
         connections = self._connection, self._login_on
@@ -637,7 +652,8 @@ class ClientProtocol:
             return  # before the welcome the round trip is not known, and the login has a time limit
         since = connection.unanswered_since
         if since is None:
-            if self.held_bytes or self.work_held or self._requests.is_waiting:
+            is_relaying = self.relay is not None and self.relay.is_waiting
+            if self.held_bytes or self.work_held or self._requests.is_waiting or is_relaying:
                 self._check_at = connection.last_received_at + UNANSWERED_S
                 if now >= self._check_at:
                     connection.ping()
@@ -708,7 +724,7 @@ class ClientProtocol:
         elif connection is self._login_on:
             self._handle_login_answer(connection, message, now)
         else:
-            self._handle_message(message)
+            self._handle_message(message, now)
 
     def _answer(self, connection: Connection, message: ControlMessage) -> None:
         with suppress(SendBufferFullError):  # a broker that asks faster than it reads gets no answer
@@ -737,12 +753,19 @@ class ClientProtocol:
         self._subscriptions.attach(connection, message.log, message.epochs)
         self._requests.resend()
         self._publishers.attach(connection, message.max_message_bytes)
+        if self.relay is not None:
+            self.relay.attach(connection, message.max_message_bytes, now)
 
-    def _handle_message(self, message: ControlMessage) -> None:
+    def _handle_message(self, message: ControlMessage, now: float) -> None:
         if isinstance(message, Opened):
             self._publishers.handle_opened(message.channel, message.subscribers)
+        elif isinstance(message, RelayOpened):
+            if self.relay is not None:
+                self.relay.handle_opened(message, now)
         elif isinstance(message, PublishRefused):
-            self._publishers.handle_refused(message.channel, message.code, message.text)
+            code, text = message.code, message.text
+            if self.relay is None or not self.relay.handle_refused(message.channel, code, text, now):
+                self._publishers.handle_refused(message.channel, code, text)
         elif isinstance(message, Kicked):
             self._subscriptions.handle_kicked(message)
         elif isinstance(message, Subscribed) and self._subscriptions.handle_subscribed(message):

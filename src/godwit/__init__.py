@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from godwit.transport.connection_state import Statistics
     from godwit.wire.control import ClientInfo, GroupInfo, RetainHandling, TopicInfo, Will
     from godwit.wire.jobs import JobInfo, JobState, TaskInfo
+    from godwit.wire.relay import BridgeInfo
 
     __version__: str
 
@@ -97,6 +98,7 @@ __all__ = [
     "BadKindError",
     "BadTopicError",
     "Bookmark",
+    "BridgeInfo",
     "BrokerError",
     "BrokerUnreachableError",
     "Brokers",
@@ -196,6 +198,7 @@ _NAMES_BY_MODULE = {
     "transport.connection_state": "Statistics",
     "wire.control": "ClientInfo GroupInfo RetainHandling TopicInfo Will",
     "wire.jobs": "JobInfo JobState TaskInfo",
+    "wire.relay": "BridgeInfo",
 }
 """The modules of the public names. The other names are errors."""
 

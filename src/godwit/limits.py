@@ -146,6 +146,14 @@ MAX_FIRST_ITEMS: Final = 256
 """*protocol*: the same before the login, and in record 0 of a channel."""
 MAX_OPEN_RECORD_BYTES: Final = 8 * KIB
 """*protocol*: record 0 of a channel that a client opens."""
+MAX_RELAY_FILTERS: Final = 32
+"""*protocol*: filters of a bridge."""
+MAX_RELAY_FILTERS_BYTES: Final = 4 * KIB
+"""Of all filters of a bridge, with its prefix."""
+MAX_RELAY_SOURCES: Final = 64
+"""*protocol*: logs whose messages flow into a broker by bridges."""
+MAX_RELAY_MARKS: Final = 100_000
+"""Links and logs of which a hub remembers how far it has their messages."""
 
 # -- topics, clients, sessions ----------------------------------------------------------------------------------------
 MAX_TOPIC_BYTES: Final = 1024
@@ -310,5 +318,7 @@ assert MAX_CAPACITY * 24 + MAX_KINDS * (MAX_KIND_BYTES + 4) < MAX_CONTROL_RECORD
 assert MAX_CAPACITY * 4 + MAX_KINDS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS, "all leases of a worker"
 assert MAX_WATCHED_AT_ONCE + MAX_FILTERS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS
 assert MAX_LOGIN_BYTES < MAX_CONTROL_RECORD_BYTES
+assert MAX_RELAY_FILTERS_BYTES + 17 * MAX_RELAY_SOURCES + 16 * 24 + 256 < MAX_OPEN_RECORD_BYTES
+assert MAX_RELAY_FILTERS + MAX_RELAY_SOURCES + 3 * 16 + 16 < MAX_FIRST_ITEMS
 assert MAX_WATCHED_AT_ONCE * 9 < MAX_CONTROL_RECORD_BYTES
 assert LEASE_S >= IDLE_TIMEOUT_S, "a worker whose connection is being missed still has its tasks"

@@ -44,7 +44,7 @@ KINDS = {
     "commit", "kicked", "feed", "labels", "gap", "create", "topics", "topic_list", "clients", "client_list", "kick",
     "delete", "cursors", "cursor_list", "groups", "group_list", "delete_group", "workers", "worker_list",
     "work", "volunteer", "volunteered", "watch", "watched", "unwatch", "cancel", "jobs", "job_list", "job", "job_shown",
-    "retry", "retried", "ping", "pong", "done", "error",
+    "retry", "retried", "ping", "pong", "done", "error", "relay", "relaying", "bridges", "bridge_list",
 }  # fmt: skip
 
 

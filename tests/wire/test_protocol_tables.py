@@ -27,6 +27,7 @@ from godwit.wire.control import ClientInfo, ControlMessage, CursorInfo, GroupInf
 from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, JobSpec, TaskInfo, WorkerInfo
 from godwit.wire.parameters import Parameters
+from godwit.wire.relay import BridgeInfo
 from godwit.wire.work import FromBroker, FromClient
 
 
@@ -139,6 +140,7 @@ PARTS = [
     ("#### `client_list`", 1, ClientInfo),
     ("#### `cursor_list`", 1, CursorInfo),
     ("#### `group_list`", 1, GroupInfo),
+    ("#### `bridge_list`", 1, BridgeInfo),
     ("#### `job_list`", 1, JobInfo),
     ("#### `job_shown`", 1, TaskInfo),
     ("#### `worker_list`", 1, WorkerInfo),

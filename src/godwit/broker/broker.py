@@ -28,6 +28,7 @@ from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import DeferredCredit
+from godwit.broker.relays import Relays
 from godwit.broker.session import Sessions, is_group_session
 from godwit.broker.settings import Settings
 from godwit.broker.subscription import BrokerSubscription
@@ -87,6 +88,7 @@ class Broker:
         self._publications = publications = Publications(catalogue, delivery, identities, queue, dirty, effects)
         self._subscriptions = subscriptions = SubscriptionRequests(catalogue, delivery, queue, dirty, effects, epochs)
         self._imports = Imports(catalogue, numbers, queue, dirty, effects)
+        self.relays = Relays(catalogue, numbers, queue, dirty, effects, log_id)
         self.jobs = jobs = JobService(catalogue, numbers, dirty, queue, effects)
         self._job_activity = jobs.activity
         self._admission = admission = Admission(
@@ -169,6 +171,7 @@ class Broker:
             if (owner := self.sessions.get(packet_row.session)) is not None:
                 self._subscriptions.restore_packet(owner, packet_row)
         self._imports.restore(state.queries)
+        self.relays.restore(state.relays)
         self.jobs.restore(state, now_us)
         self._expire_at_us = now_us
 

@@ -246,7 +246,7 @@ def passwd(
         list[str] | None,
         typer.Option(
             metavar="ACTION",
-            help="Right of the client: publish, subscribe, create, submit, work or kick; may be repeated.",
+            help="Right of the client: publish, subscribe, create, submit, work, kick or relay; may be repeated.",
         ),
     ] = None,
     topics: Annotated[

@@ -64,6 +64,7 @@ SECTIONS: Final = (
             ("clients", "clients", "List the clients with their subscriptions."),
             ("cursors", "clients", "List the subscriptions with their positions in the log."),
             ("groups", "groups", "List and delete consumer groups, with their positions in the log."),
+            ("bridge", "bridge", "Show the bridges from and to the broker."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),
@@ -95,6 +96,7 @@ CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": ("submit", "list", "show", "results", "cancel", "retry", "watch"),
     "topics": ("list", "show", "create", "delete"),
     "groups": ("list", "delete"),
+    "bridge": ("status",),
     "bench": ("pub", "sub", "latency"),
     **dict.fromkeys(
         (

@@ -440,7 +440,7 @@ class Subscription:
             self._same_below = same_below if self._same_below is None else min(same_below, self._same_below)
         connection = self._owner.connection
         if self.membership is not None:
-            self.position = self.done_below = max(self.position, next_offset)
+            self.position = self.done_below = next_offset if anew else max(self.position, next_offset)
             self.has_position = self.is_answered = True
             self.state = "active"
             return
@@ -722,11 +722,11 @@ class Subscriptions:
             return True
         is_first = not subscription.has_position
         same_below = reply.same_below
-        is_anew = (
-            not is_first
-            and subscription.membership is None
-            and (isinstance(start, str) or (start is not None and same_below is None and reply.next_offset < start))
-        )
+        if subscription.membership is not None:  # the broker has its position, unless it is another broker
+            is_anew = not is_first and subscription.log not in (b"", self.log)
+        else:
+            is_behind = not isinstance(start, str | None) and same_below is None and reply.next_offset < start
+            is_anew = not is_first and (isinstance(start, str) or is_behind)
         subscription.handle_started(reply.next_offset, anew=is_anew, same_below=None if is_first else same_below)
         if is_first:
             self.events.append(SubscriptionStarted(subscription, reply.next_offset))

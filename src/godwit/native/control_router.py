@@ -17,7 +17,7 @@ from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST
 from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
 from godwit.native.subscriber_channel import NativeMemberOutbound, NativeOutbound
-from godwit.wire import control, jobs
+from godwit.wire import control, jobs, relay
 from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, make_proof
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD
@@ -91,6 +91,7 @@ class ControlRouter:
             control.Error: lambda peer, session, message, now_us: None,  # a reply could be answered without end
             control.Subscribe: self._subscribe,
             control.ProgressQuery: self._progress,
+            relay.ListBridges: self._bridges,
             jobs.Volunteer: work.volunteer,
             jobs.WatchJobs: lambda peer, session, message, now_us: work.watch(peer, session, message),
             jobs.RetryJob: lambda peer, session, message, now_us: work.retry(session, message, now_us),
@@ -285,6 +286,9 @@ class ControlRouter:
         if known is None:
             return control.Progressed(request=message.request)
         return control.Progressed(request=message.request, epoch=known.epoch, next_sequence=known.next_sequence)
+
+    def _bridges(self, peer: NativePeer, session: Session, message: relay.ListBridges, now_us: int) -> relay.BridgeList:
+        return relay.BridgeList(request=message.request, bridges=self._broker.relays.bridges(session))
 
     # -- lists --------------------------------------------------------------------------------------------------------
 

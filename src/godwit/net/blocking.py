@@ -43,6 +43,7 @@ from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
 from godwit.wire.control import ClientInfo, CursorInfo, GroupInfo, RetainHandling, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
+from godwit.wire.relay import BridgeInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
 
@@ -399,6 +400,10 @@ class BlockingClient:
     def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups with their positions. See AsyncClient.groups."""
         return self._thread.call(self._client.groups(timeout_s=timeout_s))
+
+    def bridges(self, *, timeout_s: float | None = None) -> list[BridgeInfo]:
+        """Return the bridges from and to the broker, with their positions. See AsyncClient.bridges."""
+        return self._thread.call(self._client.bridges(timeout_s=timeout_s))
 
     def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
         """Delete a consumer group with its position. See AsyncClient.delete_group."""

@@ -38,6 +38,7 @@ from godwit.net.loop import within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
+    list_bridges,
     list_clients,
     list_cursors,
     list_groups,
@@ -76,6 +77,7 @@ from godwit.wire.control import (
 )
 from godwit.wire.extension import NO_PROPERTIES
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
+from godwit.wire.relay import BridgeInfo
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -615,6 +617,18 @@ class AsyncClient:
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
         return await self._answered(list_groups(self._runtime), timeout_s)
+
+    async def bridges(self, *, timeout_s: float | None = None) -> list[BridgeInfo]:
+        """Return the bridges from and to the broker, with their positions.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            AccessError: This client may not see bridges: it needs the right to kick.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(list_bridges(self._runtime), timeout_s)
 
     async def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
         """Delete a consumer group with its position. The subscriptions of its members end.

@@ -342,6 +342,8 @@ class DurableLog:
         self.last_received_us = self._store.last_received_us
         """When its newest message arrived. The time of the log never goes backwards."""
         self._clock = _LogClock(self._store)
+        self.hold_from: int | None = None
+        """Retention deletes nothing from this offset on. It is read in the writer's thread."""
         self.log = ThreadedLog(
             self._store, reader, wake=wake, on_notice=on_notice, retention=self._retention_step(rules), path=log_path
         )
@@ -366,7 +368,7 @@ class DurableLog:
         self.folder.close()
 
     def _retention_step(self, rules: Sequence[RetentionRule]) -> RetentionStep | None:
-        return _RetentionSteps(self._store, rules, self._clock) if rules else None
+        return _RetentionSteps(self._store, rules, self._clock, lambda: self.hold_from) if rules else None
 
 
 def _open(folder: DataFolder) -> None:
@@ -404,10 +406,17 @@ class _LogClock:
 class _RetentionSteps:
     """Retention in the writer's thread. The Retention is created there too, because it reads the file."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule], clock: _LogClock) -> None:
+    def __init__(
+        self,
+        store: SqliteStore,
+        rules: Sequence[RetentionRule],
+        clock: _LogClock,
+        hold: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rules = rules
         self._clock = clock
+        self._hold = hold
         self._retention: Retention | None = None
         self._settled_bytes = 0
         """The size of the file's content when last nothing was due, or less."""
@@ -418,7 +427,7 @@ class _RetentionSteps:
         Return the deleted messages, or None if nothing was due.
         """
         if self._retention is None:
-            self._retention = Retention(self._store, self._rules)
+            self._retention = Retention(self._store, self._rules, self._hold)
             self._settled_bytes = self._used_bytes()
         now_us = self._clock.at(now_us)
         losing: list[Losing] = []

@@ -39,6 +39,7 @@ from godwit.client.events import (
     WorkBufferAvailable,
 )
 from godwit.client.protocol import ClientProtocol, ClientState
+from godwit.client.relay import RelaySender
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import (
     AddressError,
@@ -93,10 +94,12 @@ class ClientRuntime:
         *,
         on_state: OnState | None = None,
         resolver: BrokerResolver | None = None,
+        relay: RelaySender | None = None,
     ) -> None:
         """Open the sockets and begin to connect to one of the addresses.
 
-        With a `resolver`, the names of the brokers are resolved again before each further round of attempts.
+        With a `resolver`, the names of the brokers are resolved again before each further round of attempts. `relay` is
+        the bridge that the client is for, if it is for one.
         """
         self.last_reason = ""
         """Why the connection was lost, or could not be made, the last time."""
@@ -107,7 +110,7 @@ class ClientRuntime:
         self._families = {family_of(udp.local_address) for udp in self._sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in self._sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
-        self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random())
+        self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random(), relay=relay)
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
@@ -375,9 +378,12 @@ class ClientRuntime:
     def _on_offline(self, event: Offline) -> None:
         self._reporter.on_offline(event.reason, event.retry_in_s)
         self.last_reason = event.reason
+        self._begin_resolving()
+        self._report_state("offline", event.reason)
+
+    def _begin_resolving(self) -> None:
         if self._resolver is not None and self._resolver.has_names and self._resolving is None:
             self._resolving = self._loop.create_task(self._resolve_again(self._resolver))
-        self._report_state("offline", event.reason)
 
     async def _resolve_again(self, resolver: BrokerResolver) -> None:
         """Resolve the names of the brokers for the next round: their addresses may have changed."""
@@ -392,6 +398,7 @@ class ClientRuntime:
             self._resolving = None
 
     def _on_unanswered(self, event: Unanswered) -> None:
+        self._begin_resolving()  # before the other brokers are tried
         if self._probe is not None:
             self._probe.close()
         try:

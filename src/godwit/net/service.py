@@ -27,6 +27,7 @@ from godwit.install import pip_command
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
+from godwit.net.bridge import Bridge, check_bridge
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
@@ -116,6 +117,7 @@ class Service:
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
+        self._bridges: list[Bridge] = []
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -185,11 +187,30 @@ class Service:
             self._archive = ArchiveProcess(
                 self._durable.folder.stages_path, import_staged=self._import_staged, on_notice=self._write_notice
             )
+            self._run_bridges(self._durable)
         command = self._run_archive()
         if self._archive is None or command is None:
             self._announce()
         else:
             self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+
+    def _run_bridges(self, durable: DurableLog) -> None:
+        for section in self.configuration.bridges:
+            bridge = Bridge(
+                section,
+                self.server.broker,
+                durable.folder.log_path,
+                on_notice=self._write_notice,
+                wall_clock_us=self._wall_clock_us,
+            )
+            self._bridges.append(bridge)
+        self._hold_retention()
+
+    def _hold_retention(self) -> None:
+        """Let retention wait for the messages that a hub does not have yet, for bridges that want that."""
+        if self._durable is not None:
+            held = [bridge.sender.confirmed or 0 for bridge in self._bridges if bridge.section.hold]
+            self._durable.hold_from = min(held) if held else None
 
     def _open_log(self) -> Log:
         configuration = self.configuration
@@ -347,8 +368,11 @@ class Service:
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None
         mqtt, self._mqtt = self._mqtt, None
+        bridges, self._bridges = self._bridges, []
         if mqtt is not None:
             mqtt.stop_listening()
+        for bridge in bridges:
+            await bridge.close()
         async with AsyncExitStack() as rest:  # runs the callbacks in reverse order, each even if others fail
             for driver in drivers:
                 rest.callback(driver.close)
@@ -398,7 +422,11 @@ class Service:
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
         self._reload_mqtt(configuration)
-        self.configuration = replace(configuration, listen=former.listen, data=former.data, mqtt=former.mqtt)
+        if configuration.bridges != former.bridges:
+            self._notices.write("warning", "other bridges need a restart of the broker", {})
+        self.configuration = replace(
+            configuration, listen=former.listen, data=former.data, mqtt=former.mqtt, bridges=former.bridges
+        )
         self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
@@ -430,6 +458,7 @@ class Service:
     def _update_wall_clock(self) -> None:
         """Set the server's wall clock, once a second. The server ignores a time that is earlier than before."""
         self.server.set_wall_clock(time.monotonic(), self._wall_clock_us())
+        self._hold_retention()
         loop = asyncio.get_running_loop()
         self._wall_clock_timer = loop.call_later(WALL_CLOCK_INTERVAL_S, self._update_wall_clock)
 
@@ -473,6 +502,10 @@ class Service:
         """Run a turn of the server for the answers of the log, and send its output."""
         for driver in self._drivers:
             driver.flush()
+        if self._bridges:
+            for bridge in self._bridges:
+                bridge.on_committed(self.server.broker.end_offset)
+            self._hold_retention()
         imported = self.server.imported
         while imported and self._archive is not None:
             self._archive.answer(imported.pop(0))
@@ -493,6 +526,10 @@ def _check(configuration: Configuration) -> None:
     if configuration.mqtt is not None:
         for text in configuration.mqtt.listen:
             parse_mqtt_address(text)
+    for section in configuration.bridges:
+        check_bridge(section)
+    if configuration.bridges and configuration.data is None:
+        raise UsageError("a bridge sends messages of a log on disk: give data under [log], or --data")
 
 
 async def serve(

@@ -21,7 +21,7 @@ from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_lik
 from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
-from godwit.limits import KIB, MIB
+from godwit.limits import KIB, MAX_RELAY_FILTERS, MAX_RELAY_FILTERS_BYTES, MIB
 from godwit.mqtt.connection import MqttSettings
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import RetentionRule
@@ -41,6 +41,7 @@ WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 Quantity: TypeAlias = float | str
 """A number, or a text with a unit."""
 
+_BRIDGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DEFAULTS: Final = Settings()
 _MQTT_DEFAULTS: Final = MqttSettings()
 _ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
@@ -86,6 +87,22 @@ class MqttSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeSection:
+    """A bridge: messages of this broker's log are sent to a hub."""
+
+    name: str
+    """The link: the name of this broker's client at the hub."""
+    hub: str
+    """HOST:PORT of the hub, several with commas between them."""
+    filters: tuple[str, ...] = ("#",)
+    prefix: str = ""
+    """Put before every topic. Empty, or one or more levels with a slash at the end."""
+    secret: bytes = field(default=b"", repr=False)
+    hold: bool = False
+    """Whether retention waits for messages that the hub does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """The configuration of a broker."""
 
@@ -100,6 +117,8 @@ class Configuration:
     """The archive of a log that has a folder."""
     mqtt: MqttSection | None = None
     """None: no MQTT."""
+    bridges: tuple[BridgeSection, ...] = ()
+    """Bridges of a log that has a folder."""
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -228,6 +247,18 @@ class MqttFileSection(_Section):
     origins: list[str] = []
 
 
+class BridgeFileSection(_Section):
+    """[[bridge]]"""
+
+    name: str
+    hub: str
+    filters: list[str] = msgspec.field(default_factory=lambda: ["#"])
+    prefix: str = ""
+    secret: str | None = None
+    secret_file: str | None = None
+    hold: bool = False
+
+
 class ConfigurationFile(_Section):
     """The whole file."""
 
@@ -240,6 +271,7 @@ class ConfigurationFile(_Section):
     log: LogSection = msgspec.field(default_factory=LogSection)
     archive: ArchiveFileSection = msgspec.field(default_factory=ArchiveFileSection)
     mqtt: MqttFileSection | None = None
+    bridge: list[BridgeFileSection] = []
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
@@ -281,6 +313,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         retention=_retention(file.log, source),
         archive=_archive(file.archive, source, folder),
         mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
+        bridges=_bridges(file.bridge, source, read_secret),
         warnings=warnings,
     )
 
@@ -490,6 +523,63 @@ def _check_response_information(section: MqttFileSection, source: ConfigurationS
     except BadTopicError as error:
         key = ("mqtt", "response_information")
         raise source.error(key, f"mqtt.response_information is not the beginning of a topic: {error}") from None
+
+
+# -- bridges ----------------------------------------------------------------------------------------------------------
+
+
+def _bridges(
+    sections: list[BridgeFileSection], source: ConfigurationSource, read_secret: Callable[[str], bytes]
+) -> tuple[BridgeSection, ...]:
+    found: dict[str, BridgeSection] = {}
+    for number, section in enumerate(sections):
+        key: KeyPath = ("bridge", number)
+        if not _BRIDGE_NAME.fullmatch(section.name):
+            text = f"{label((*key, 'name'))} is not the name of a bridge: use up to 64 letters, digits, - _ and ."
+            raise source.error((*key, "name"), text)
+        if section.name in found:
+            text = f"{label((*key, 'name'))}: {section.name} occurs twice: give each bridge a name of its own"
+            raise source.error((*key, "name"), text)
+        if section.secret is not None and section.secret_file is not None:
+            raise source.error(key, f"{label(key)} has secret and secret_file: give one of them")
+        secret = b""
+        if section.secret is not None:
+            secret = section.secret.encode()
+        elif section.secret_file is not None:
+            try:
+                secret = secret_in(read_secret(section.secret_file))
+            except OSError as error:
+                text = f"{label((*key, 'secret_file'))}: cannot read {shown(section.secret_file)}"
+                raise source.error((*key, "secret_file"), f"{text} ({error.strerror or error}); check it") from error
+        prefix = f"{section.prefix.rstrip('/')}/" if section.prefix else ""
+        found[section.name] = BridgeSection(
+            name=section.name,
+            hub=section.hub,
+            filters=_bridge_filters(section, key, source, prefix),
+            prefix=prefix,
+            secret=secret,
+            hold=section.hold,
+        )
+    return tuple(found.values())
+
+
+def _bridge_filters(
+    section: BridgeFileSection, key: KeyPath, source: ConfigurationSource, prefix: str
+) -> tuple[str, ...]:
+    at = (*key, "filters")
+    if prefix:
+        _check(source, (*key, "prefix"), prefix.rstrip("/"), check_topic)
+    for text in section.filters:
+        _check(source, at, text, check_filter)
+        _check(source, at, prefix + text, check_filter)
+    if any(text.startswith(RESERVED) for text in (*section.filters, prefix)):
+        raise source.error(at, f"{label(at)}: topics that begin with $ are a broker's own: leave them out")
+    size_bytes = sum(len((prefix + text).encode()) for text in section.filters)
+    if not 1 <= len(section.filters) <= MAX_RELAY_FILTERS or size_bytes > MAX_RELAY_FILTERS_BYTES:
+        text = f"{len(section.filters)} filters, {size_bytes} bytes with the prefix"
+        limit = f"give 1 to {MAX_RELAY_FILTERS}, of at most {MAX_RELAY_FILTERS_BYTES} bytes"
+        raise source.error(at, f"{label(at)}: {text}: {limit}")
+    return tuple(dict.fromkeys(section.filters))
 
 
 def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:

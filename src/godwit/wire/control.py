@@ -13,12 +13,14 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     cursors                              cursor_list
     groups                               group_list
     progress                             progressed
+    bridges                              bridge_list
     volunteer, watch, jobs, job, workers see godwit.wire.jobs
     ping (either side asks)              pong
     anything                             error
 
 In-band: `open` is record 0 of a publisher's channel, answered on channel 0 by `opened` or `refused`; `feed` is record 0
 of a channel towards a subscriber, and `labels` and `gap` stand between the batches there (see godwit.wire.control).
+Record 0 of the channel of a bridge is `relay`, answered by `relaying` or `refused`: see godwit.wire.relay.
 Unasked, on channel 0: `refused` for a channel whose right has ended, `kicked` for a subscription that was removed.
 """
 
@@ -31,7 +33,7 @@ import msgspec
 
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_EXTENSION_BYTES, MAX_WILL_BYTES
-from godwit.wire import cbor, control_base, jobs
+from godwit.wire import cbor, control_base, jobs, relay
 from godwit.wire.control_base import (
     BaseControlMessage,
     Channel,
@@ -453,6 +455,7 @@ ControlMessage: TypeAlias = (
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
     | jobs.RetryJob | jobs.RetryReply | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
     | jobs.ListWorkers | jobs.WorkerList
+    | relay.RelayOpen | relay.RelayOpened | relay.ListBridges | relay.BridgeList
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from godwit_sim.network import Trace
+from godwit_sim.worlds.bridge import run_bridge
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.groups import run_groups
@@ -37,6 +38,7 @@ WORLDS: Mapping[str, World] = {
     "jobs": run_jobs,
     "mqtt": run_mqtt,
     "groups": run_groups,
+    "bridge": run_bridge,
 }
 
 

@@ -108,7 +108,16 @@ class AppendQueue:
         """Batches to retry."""
         self.retry_at_us = 0
         """When to retry, after a failed append, the changes that no client is waiting for."""
+        self.confirmed = 0
+        """Records of publishers that were stored."""
+        self.refused = 0
+        """Records of publishers that could not be stored."""
         self._under_way: deque[_SealedAppend] = deque()
+
+    @property
+    def depth(self) -> int:
+        """The number of appends that the log has not answered."""
+        return len(self._under_way)
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
@@ -246,6 +255,7 @@ class AppendQueue:
             receipt = pending.receipt
             if receipt is not None:
                 if not sealed.is_failed:
+                    self.confirmed += 1
                     receipt.accepted(reached if reached >= 0 else len(delivery.routes(topic)))
             elif pending.on_failure is OnFailure.FORWARDED:
                 self.unreliable_bytes -= pending.size_bytes
@@ -305,6 +315,7 @@ class AppendQueue:
             topic.messages -= sum([entry.count for entry in pending.entries])
             topic.payload_bytes -= sum([payload_bytes(entry) for entry in pending.entries])
         if pending.receipt is not None:
+            self.refused += 1
             pending.receipt.refused(Code.STORAGE, text)
         elif on_failure is OnFailure.RETRIED:
             self.again.append(pending)

@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "install": ("", ""),  # the name of the distribution
     "compiled_core": ("", "godwit_core"),  # finds the compiled form of the layers below
     "impairment": ("", ""),  # a bad network, for the relay and the simulator
+    "metrics": ("errors", "msgspec prometheus_client"),  # the endpoint of any process, in a thread of its own
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
     "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
@@ -35,13 +36,13 @@ LAYERS: dict[str, tuple[str, str]] = {
     "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
+    "net": (f"install metrics {MACHINES}", "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("install spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
+    "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
-        f"__init__ compiled_core install {MACHINES} impairment net archive spark pipeline console",
+        f"__init__ compiled_core install metrics {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
     ),
     "sync": ("net", ""),

@@ -68,6 +68,8 @@ SECTIONS: Final = (
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),
             ("log", "log", "Show a broker's log, export messages, and maintain its file."),
+            ("flow", "capture", "Draw the packets of a capture as a sequence diagram."),
+            ("dissector", "capture", "Install the dissector for Wireshark, or print its path."),
         ),
     ),
     Section("Tables", (("pipeline", "pipeline", "Keep brokers' logs as tables, and query them."),)),

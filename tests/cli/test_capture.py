@@ -1,4 +1,4 @@
-"""`godwit flow` and `godwit dissector`."""
+"""`godwit capture`, `godwit flow` and `godwit dissector`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ def test_mistakes_are_explained(capture: Path, tmp_path: Path) -> None:
     assert "the capture is truncated: it ends inside the block" in error_of("flow", str(tmp_path / "cut"))
     (tmp_path / "text").write_bytes(b"hello world")
     assert "this is not a capture" in error_of("flow", str(tmp_path / "text"))
+
+
+def test_capture(address: str, tmp_path: Path) -> None:
+    output = tmp_path / "x.pcapng"
+    result = godwit("capture", "-o", str(output), "--seconds", "1", "--broker", address)
+    assert result.returncode == 0, result.stderr
+    assert b"x.pcapng: 0 packets" in result.stderr
+    assert output.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
+    assert "exists already" in error_of("capture", "-o", str(output), "--broker", address)
+    wrong = error_of("capture", "-o", str(tmp_path / "y"), "--filter", "color=red", "--broker", address)
+    assert "'color=red' is not a condition" in wrong
+    assert not (tmp_path / "y").exists()
 
 
 def test_dissector(tmp_path: Path) -> None:

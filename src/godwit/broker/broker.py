@@ -34,6 +34,7 @@ from godwit.broker.settings import Settings
 from godwit.broker.subscription import BrokerSubscription
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.wire.batch import make_entry
 from godwit.wire.changes import StoredState
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
@@ -430,6 +431,21 @@ class Broker:
     def absent_subscriptions(self) -> list[BrokerSubscription]:
         """Return the subscriptions whose client is disconnected."""
         return self._delivery.absent_subscriptions()
+
+    def send_to_inbox(self, inbox: str, payload: bytes) -> bool | None:
+        """Send a message of the broker itself to an inbox.
+
+        Return None if the inbox has no subscriber, and False if its client is too slow and does not get the message.
+        """
+        topic = self._catalogue.get(inbox)
+        if topic is None:
+            return None
+        self.inputs += 1
+        dropped = self._delivery.live_dropped
+        entry = make_entry(inbox, BROKER_NAME, [payload], qos=0, retain=False, now_us=self.now_us)
+        if not self.append_queue.forward_live(topic, self._broker_number, [entry]):
+            return None
+        return self._delivery.live_dropped == dropped
 
     def topics_page(self, pattern: str, after: str | None, steps: int) -> tuple[list[Topic], str | None]:
         """Return the topics that a filter matches within this many steps of the search, and where to continue."""

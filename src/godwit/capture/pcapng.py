@@ -28,6 +28,7 @@ _SECTION: Final = 0x0A0D0D0A
 _INTERFACE: Final = 1
 _PACKET: Final = 6
 _SIMPLE_PACKET: Final = 3
+_STATISTICS: Final = 5
 _BYTE_ORDER: Final = 0x1A2B3C4D
 _PCAP_US: Final = 0xA1B2C3D4
 _PCAP_NS: Final = 0xA1B23C4D
@@ -76,6 +77,12 @@ def packet_block(datagram: CapturedDatagram) -> bytes:
     if datagram.direction:
         body += _option(2, struct.pack("<I", datagram.direction)) + _option(0, b"")
     return _block(_PACKET, body)
+
+
+def statistics_block(packets: int, dropped: int) -> bytes:
+    """Return the block with the number of packets in a file, and of packets that could not be recorded."""
+    counts = _option(4, struct.pack("<Q", packets)) + _option(5, struct.pack("<Q", dropped)) + _option(0, b"")
+    return _block(_STATISTICS, struct.pack("<III", 0, 0, 0) + counts)
 
 
 def ip_packet(source: tuple[str, int], destination: tuple[str, int], data: bytes) -> bytes:

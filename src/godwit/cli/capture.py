@@ -1,4 +1,4 @@
-"""`godwit flow` and `godwit dissector`: show captures of the native protocol, here and in Wireshark."""
+"""`godwit capture`, `flow` and `dissector`: record packets of a broker, and show them here and in Wireshark."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from typing import Annotated, Final
 
 import typer
 
+from godwit.cli.connection import (
+    DEFAULT_BROKER,
+    REQUEST_TIMEOUT_S,
+    ArqOption,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    connected,
+    run,
+)
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.text import count, safe
 from godwit.errors import GodwitError, UsageError
@@ -25,9 +37,68 @@ dissector_app = typer.Typer(no_args_is_help=True, help="Install the dissector fo
 
 
 def register(root: typer.Typer) -> None:
-    """Add `godwit flow` and `godwit dissector`."""
+    """Add `godwit capture`, `godwit flow` and `godwit dissector`."""
+    root.command("capture", epilog="Example: godwit capture -o capture.pcapng --seconds 10 --filter client=sensor-1")(
+        capture
+    )
     root.command("flow", epilog="Example: godwit flow capture.pcapng -o flow.svg --address 192.0.2.7:40001")(flow)
     root.add_typer(dissector_app, name="dissector")
+
+
+# -- capture ----------------------------------------------------------------------------------------------------------
+
+
+def capture(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", readable=False, help="File to create, pcapng.")
+    ],
+    seconds: Annotated[int, typer.Option(metavar="N", min=1, max=3600, help="Duration in seconds.")] = 30,
+    size: Annotated[int, typer.Option(metavar="MIB", min=1, max=1024, help="Largest size of the file in MiB.")] = 16,
+    packet_bytes: Annotated[
+        int, typer.Option(metavar="N", min=32, max=65_535, help="Bytes of a packet that are recorded.")
+    ] = 65_535,
+    filter: Annotated[
+        str,
+        typer.Option(
+            metavar="CONDITIONS",
+            help="Only such packets: host=ADDRESS, port=N, client=NAME, direction=in or out; all must hold.",
+            show_default="all packets",
+        ),
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    arq: ArqOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """Record the packets that a broker receives and sends, for Wireshark and godwit flow.
+
+    This needs the right to kick. The packets of this command itself are left out. The file is complete after the time,
+    or when it has its largest size. Packets that would slow the broker down are counted, not recorded.
+    """
+    check_free(output, force=force)
+    target = Target.of(broker, name, secret_file, timeout, arq)
+    with new_file(output, force=force) as part:
+        packets, dropped = run(_capture(target, part, seconds, size * 1024 * 1024, packet_bytes, filter))
+    typer.echo(f"{safe(str(output))}: {count(packets, 'packet')}, {count(output.stat().st_size, 'byte')}", err=True)
+    if dropped:
+        typer.echo(f"{count(dropped, 'packet')} could not be recorded: choose fewer with --filter", err=True)
+
+
+async def _capture(
+    target: Target, part: Path, seconds: int, max_bytes: int, packet_bytes: int, filter: str
+) -> tuple[int, int]:
+    from godwit.net.captures import capture_counts, capture_packets
+
+    last = b""
+    async with connected(target) as client:
+        pieces = capture_packets(client, seconds=seconds, max_bytes=max_bytes, packet_bytes=packet_bytes, filter=filter)
+        with part.open("wb") as file:
+            async for piece in pieces:
+                file.write(piece)
+                last = piece
+    return capture_counts(last)
 
 
 # -- flow -------------------------------------------------------------------------------------------------------------

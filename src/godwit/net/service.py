@@ -29,6 +29,7 @@ from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
+from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
@@ -121,6 +122,7 @@ class Service:
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
         self._metrics: MetricsServer | None = None
+        self._captures: BrokerCaptures | None = None
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -185,6 +187,7 @@ class Service:
         self.server.broker.add_figures(self.network_figures)
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
+        self._captures = BrokerCaptures(self.server.broker, self._drivers)
         self._update_wall_clock()
         try:
             await self._listen_mqtt()
@@ -373,6 +376,8 @@ class Service:
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             metrics.close()
+        if self._captures is not None:
+            self._captures.close()
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None

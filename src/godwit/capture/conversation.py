@@ -49,7 +49,9 @@ class PacketReport(msgspec.Struct):
     missing_before: int = 0
     """Packet numbers before this one that are not in the capture: lost on the way, or skipped."""
     is_lost: bool = False
-    """Whether newer packets were acknowledged, and this one was not."""
+    """Whether it was not acknowledged, although newer packets were, or its data was sent again."""
+    is_repeated: bool = False
+    """Whether a later packet has one of its fragments."""
 
 
 class _Direction:
@@ -114,11 +116,12 @@ class CaptureReader:
         return report
 
     def finish(self) -> list[PacketReport]:
-        """Return all reports, after packets without an acknowledgement were marked as lost."""
+        """Return all reports, after lost packets were marked."""
         for direction in self._directions.values():
             for number, report in direction.seen.items():
                 is_old = number + LOST_BEHIND <= direction.largest_acknowledged
-                report.is_lost = is_old and report.is_data and not report.acknowledged_in
+                is_missed = report.is_data and not report.acknowledged_in
+                report.is_lost = is_missed and (is_old or report.is_repeated)
         return self.reports
 
     # -- connections --------------------------------------------------------------------------------------------------
@@ -200,6 +203,7 @@ class CaptureReader:
         first = direction.fragments.setdefault(key, report.number)
         if first != report.number:
             report.repeats = first
+            self.reports[first - 1].is_repeated = True
         if frame.flags & wire.WHOLE:
             record: bytes | None = frame.body
         else:

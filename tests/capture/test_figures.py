@@ -1,4 +1,4 @@
-"""The flow diagrams of docs/PROTOCOL.md are those that the code draws now."""
+"""The flow diagrams of docs/PROTOCOL.md are the ones that the code draws now."""
 
 from __future__ import annotations
 

@@ -106,6 +106,7 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 	@$(BIN)/python docs/figures/arq.py
 	$(BIN)/python docs/figures/anomalies.py
 	$(BIN)/python docs/figures/concepts.py
+	$(BIN)/python docs/figures/flows.py
 	$(BIN)/python docs/figures/tutorial.py
 
 docs: $(STAMP) ## Build the documentation site in build/site, for a browser without a network; a dead link is an error

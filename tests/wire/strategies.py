@@ -335,6 +335,15 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.GroupList: st.builds(
         c.GroupList, request=u(32), groups=st.lists(group_infos, max_size=3), more=st.booleans(), after=texts
     ),
+    c.Capture: st.builds(
+        c.Capture,
+        request=u(32),
+        inbox=names,
+        seconds=st.integers(1, 3600),
+        max_bytes=st.integers(1024, 2**30),
+        packet_bytes=st.integers(32, 65_535),
+        filter=st.text(max_size=20),
+    ),
     c.DeleteGroup: st.builds(c.DeleteGroup, request=u(32), group=names, filters=st.none() | filters),
     c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),
     c.Work: st.builds(c.Work),

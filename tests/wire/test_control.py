@@ -42,7 +42,7 @@ encoded_messages = control_messages.map(encode_control)
 KINDS = {
     "login", "welcome", "open", "opened", "refused", "progress", "progressed", "subscribe", "subscribed", "unsubscribe",
     "commit", "kicked", "feed", "labels", "gap", "create", "topics", "topic_list", "clients", "client_list", "kick",
-    "delete", "cursors", "cursor_list", "groups", "group_list", "delete_group", "workers", "worker_list",
+    "delete", "cursors", "cursor_list", "groups", "group_list", "delete_group", "capture", "workers", "worker_list",
     "work", "volunteer", "volunteered", "watch", "watched", "unwatch", "cancel", "jobs", "job_list", "job", "job_shown",
     "retry", "retried", "ping", "pong", "done", "error", "relay", "relaying", "bridges", "bridge_list",
 }  # fmt: skip

@@ -110,7 +110,16 @@ class AppendQueue:
         """Batches to retry."""
         self.retry_at_us = 0
         """When to retry, after a failed append, the changes that no client is waiting for."""
+        self.confirmed = 0
+        """Records of publishers that were stored."""
+        self.refused = 0
+        """Records of publishers that could not be stored."""
         self._under_way: deque[_SealedAppend] = deque()
+
+    @property
+    def depth(self) -> int:
+        """The number of appends that the log has not answered."""
+        return len(self._under_way)
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
@@ -250,6 +259,7 @@ class AppendQueue:
                 if not sealed.is_failed:
                     if reached > 0 and is_request(pending.entries[-1]):
                         reached = delivery.count_responders(topic, pending.entries[-1])
+                    self.confirmed += 1
                     receipt.accepted(reached if reached >= 0 else len(delivery.routes(topic)))
             elif pending.on_failure is OnFailure.FORWARDED:
                 self.unreliable_bytes -= pending.size_bytes
@@ -309,6 +319,7 @@ class AppendQueue:
             topic.messages -= sum([entry.count for entry in pending.entries])
             topic.payload_bytes -= sum([payload_bytes(entry) for entry in pending.entries])
         if pending.receipt is not None:
+            self.refused += 1
             pending.receipt.refused(Code.STORAGE, text)
         elif on_failure is OnFailure.RETRIED:
             self.again.append(pending)

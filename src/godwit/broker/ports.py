@@ -157,6 +157,18 @@ class Peer:
         raise NotImplementedError
 
 
+class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's request for the packets of the broker."""
+
+    peer: Peer
+    """Of the operator: its own packets are left out."""
+    inbox: str
+    seconds: int
+    max_bytes: int
+    packet_bytes: int
+    filter: str
+
+
 class Receipt(Protocol):
     """How a publisher learns the outcome of one `publish`. Exactly one of the methods is called, once."""
 

@@ -114,6 +114,15 @@ def run(
     token_file: TokenOption = None,
     certificate_file: CertificateOption = None,
     config: ConfigOption = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="TCP address that serves metrics of the run for Prometheus.",
+            show_default="none",
+        ),
+    ] = None,
     conf: ConfOption = None,
     yes: YesOption = False,
 ) -> None:
@@ -127,7 +136,8 @@ def run(
     if not 0.001 <= trigger <= 3600:
         raise UsageError(f"--trigger {trigger:g} is out of range; give seconds, from 0.001 to 3600")
     sources = SourceOptions(archive or [], broker, topics or [], token_file, certificate_file, fail_on_data_loss)
-    run_pipeline(SparkOptions(master, conf or [], yes), lake, sources, config, is_once=once, trigger_s=trigger)
+    options = SparkOptions(master, conf or [], yes)
+    run_pipeline(options, lake, sources, config, is_once=once, trigger_s=trigger, metrics=metrics)
 
 
 @app.command("status", epilog="Example: godwit pipeline status --json")

@@ -10,7 +10,7 @@ import msgspec
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Effect, refusal_notice
-from godwit.broker.ports import Outbound, RequestFailure, SubscribeRequest, SubscribeResult
+from godwit.broker.ports import CaptureRequest, Outbound, RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
@@ -105,6 +105,7 @@ class ControlRouter:
             control.Kick: lambda peer, session, message, now_us: administration.kick(
                 session, message.client, message.filters, message.reason, now_us
             ),
+            control.Capture: self._capture,
             control.DeleteGroup: lambda peer, session, message, now_us: administration.delete_group(
                 session, message.group, message.filters
             ),
@@ -278,6 +279,17 @@ class ControlRouter:
         if subscription is None:
             raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {message.subscription}")
         self._broker.commit(subscription, message.offset, message.epochs)
+
+    def _capture(self, peer: NativePeer, session: Session, message: control.Capture, now_us: int) -> None:
+        request = CaptureRequest(
+            peer=peer,
+            inbox=message.inbox,
+            seconds=message.seconds,
+            max_bytes=message.max_bytes,
+            packet_bytes=message.packet_bytes,
+            filter=message.filter,
+        )
+        self._administration.capture(session, request)
 
     def _progress(
         self, peer: NativePeer, session: Session, message: control.ProgressQuery, now_us: int

@@ -178,6 +178,11 @@ class ThreadedLog:
     def held_bytes(self) -> int:
         return self._held_bytes
 
+    @property
+    def reads_waiting(self) -> int:
+        """The number of reads and lookups that the reader has not begun."""
+        return self._reader.waiting
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
@@ -240,6 +245,10 @@ class _ReaderThread:
         asker = question.peer
         if asker is not None:
             self._questions.put(asker, question)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._questions)
 
     def end(self) -> None:
         self._ending.set()
@@ -462,6 +471,10 @@ class FairQueue(Generic[Item]):
         """The non-empty queues by owner; the next one to serve first."""
         self._changed = threading.Condition()
         self._has_ended = False
+
+    def __len__(self) -> int:
+        with self._changed:
+            return sum([len(queue) for queue in self._queues.values()])
 
     def put(self, owner: Hashable, item: Item) -> None:
         with self._changed:

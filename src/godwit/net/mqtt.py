@@ -423,6 +423,11 @@ class MqttListeners:
         return [f"{where.scheme}://{format_address(address)}{where.path}" for where, address in self.addresses]
 
     @property
+    def connections(self) -> int:
+        """How many connections there are, with and without a login."""
+        return len(self._streams)
+
+    @property
     def unadmitted(self) -> int:
         """How many connections have no login."""
         return len(self._unadmitted)

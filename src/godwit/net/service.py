@@ -24,10 +24,13 @@ from typing import Any, Final, Protocol
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
 from godwit.install import pip_command
+from godwit.metrics.server import MetricsServer, open_endpoint
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.bridge import Bridge, check_bridge
+from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
+from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
@@ -46,6 +49,8 @@ CLOSE_TIMEOUT_S: Final = 0.5
 """How long a broker that stops repeats its close to clients that have not acknowledged it."""
 ARCHIVE_TIMEOUT_S: Final = 10.0
 """How long the "listening" line waits for the archive's, so that both can be reached when it appears."""
+METRICS_PORT: Final = 9464
+"""The usual port of metrics of programs that have none of their own."""
 _POLL_S: Final = 0.01
 
 _logger = logging.getLogger(__name__)
@@ -118,6 +123,8 @@ class Service:
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
         self._bridges: list[Bridge] = []
+        self._metrics: MetricsServer | None = None
+        self._captures: BrokerCaptures | None = None
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -135,6 +142,11 @@ class Service:
     def mqtt_urls(self) -> list[str]:
         """The addresses for MQTT clients as `mqtt://127.0.0.1:1883`."""
         return [] if self._mqtt is None else self._mqtt.urls
+
+    @property
+    def metrics_url(self) -> str:
+        """The address of the metrics endpoint as `http://127.0.0.1:9464`; empty without one."""
+        return "" if self._metrics is None else self._metrics.url
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -177,9 +189,11 @@ class Service:
         self.server.broker.add_figures(self.network_figures)
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
+        self._captures = BrokerCaptures(self.server.broker, self._drivers)
         self._update_wall_clock()
         try:
             await self._listen_mqtt()
+            await self._serve_metrics()
         except BaseException:
             await self.stop()
             raise
@@ -270,6 +284,17 @@ class Service:
         self._mqtt = MqttListeners(self.server, protocol, self._schedule_turn, max_clients)
         await self._mqtt.start(addresses, context)
 
+    async def _serve_metrics(self) -> None:
+        section = self.configuration.metrics
+        if section is None:
+            return
+        host, port = parse_broker(section.listen, default_port=METRICS_PORT)
+        handle = await asyncio.get_running_loop().run_in_executor(None, open_endpoint, host, port)
+        self._metrics = MetricsServer(handle, BrokerMetrics(self._get_parts, section).answers())
+
+    def _get_parts(self) -> BrokerParts:
+        return BrokerParts(self.server, self._drivers, self._mqtt, self._durable, self._archive)
+
     def _schedule_turn(self) -> None:
         for driver in self._drivers:
             driver.schedule_flush()
@@ -345,6 +370,11 @@ class Service:
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
         if self._mqtt is not None:
             self._announce_mqtt(self._mqtt)
+        if self._metrics is not None:
+            section, url = self.configuration.metrics, self._metrics.url
+            if section is not None and (section.clients or section.topics) and not is_local(section.listen):
+                write("warning", names_in_metrics(url), {"url": url})
+            write("metrics", f"metrics on {url}/metrics", {"url": url})
 
     def _announce_mqtt(self, mqtt: MqttListeners) -> None:
         access = self.configuration.settings.access
@@ -364,6 +394,11 @@ class Service:
         if self._announcing is not None:
             self._announcing.cancel()
         self._log_drops()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
+        if self._captures is not None:
+            self._captures.close()
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None
@@ -424,8 +459,15 @@ class Service:
         self._reload_mqtt(configuration)
         if configuration.bridges != former.bridges:
             self._notices.write("warning", "other bridges need a restart of the broker", {})
+        if configuration.metrics != former.metrics:
+            self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         self.configuration = replace(
-            configuration, listen=former.listen, data=former.data, mqtt=former.mqtt, bridges=former.bridges
+            configuration,
+            listen=former.listen,
+            data=former.data,
+            mqtt=former.mqtt,
+            bridges=former.bridges,
+            metrics=former.metrics,
         )
         self._run_archive()
         for warning in configuration.warnings:
@@ -530,6 +572,8 @@ def _check(configuration: Configuration) -> None:
         check_bridge(section)
     if configuration.bridges and configuration.data is None:
         raise UsageError("a bridge sends messages of a log on disk: give data under [log], or --data")
+    if configuration.metrics is not None:
+        parse_broker(configuration.metrics.listen, default_port=METRICS_PORT)
 
 
 async def serve(
@@ -633,6 +677,14 @@ def mqtt_without_tls(url: str) -> str:
     return (
         f"{url} can be reached from other machines and has no TLS, so that passwords of MQTT clients are sent without "
         "encryption: use tls:// with certificate and key under [mqtt], or listen on 127.0.0.1 only"
+    )
+
+
+def names_in_metrics(url: str) -> str:
+    """Return the warning of a metrics endpoint that shows names to other machines."""
+    return (
+        f"{url} can be reached from other machines and shows names of clients or topics: "
+        "let it listen on 127.0.0.1 only, or leave out clients and topics under [metrics] in the configuration"
     )
 
 

@@ -33,6 +33,7 @@ SHORT_SECRET_BYTES: Final = 12
 MIN_AGE_S: Final = 1.0
 MIN_LOG_BYTES: Final = MIB
 """A block may be this long, and nothing smaller is deleted."""
+MAX_METRIC_SERIES: Final = 100_000
 
 _AGES_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
 _THOUSANDS_BYTES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
@@ -103,6 +104,20 @@ class BridgeSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsSection:
+    """The metrics endpoint of a broker."""
+
+    listen: str
+    """HOST:PORT, for HTTP."""
+    clients: tuple[str, ...] = ()
+    """Clients with series of their own; * matches any characters and ? one."""
+    topics: tuple[str, ...] = ()
+    """Filters for topics with series of their own."""
+    max_series: int = 1000
+    """Maximum of clients, and of topics, with series of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """The configuration of a broker."""
 
@@ -119,6 +134,8 @@ class Configuration:
     """None: no MQTT."""
     bridges: tuple[BridgeSection, ...] = ()
     """Bridges of a log that has a folder."""
+    metrics: MetricsSection | None = None
+    """None: no metrics endpoint."""
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -259,6 +276,15 @@ class BridgeFileSection(_Section):
     hold: bool = False
 
 
+class MetricsFileSection(_Section):
+    """[metrics]"""
+
+    listen: str
+    clients: list[str] = []
+    topics: list[str] = []
+    max_series: int = 1000
+
+
 class ConfigurationFile(_Section):
     """The whole file."""
 
@@ -272,6 +298,7 @@ class ConfigurationFile(_Section):
     archive: ArchiveFileSection = msgspec.field(default_factory=ArchiveFileSection)
     mqtt: MqttFileSection | None = None
     bridge: list[BridgeFileSection] = []
+    metrics: MetricsFileSection | None = None
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
@@ -314,6 +341,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         archive=_archive(file.archive, source, folder),
         mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
         bridges=_bridges(file.bridge, source, read_secret),
+        metrics=None if file.metrics is None else _metrics(file.metrics, source),
         warnings=warnings,
     )
 
@@ -512,6 +540,22 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         certificate=path("certificate", section.certificate),
         key=path("key", section.key),
         client_ca=path("client_ca", section.client_ca),
+    )
+
+
+def _metrics(section: MetricsFileSection, source: ConfigurationSource) -> MetricsSection:
+    if not section.listen:
+        raise source.error(("metrics", "listen"), 'metrics.listen is empty: give an address, as in "127.0.0.1:9464"')
+    for pattern in section.topics:
+        _check(source, ("metrics", "topics"), pattern, check_filter)
+    if not 1 <= section.max_series <= MAX_METRIC_SERIES:
+        text = f"metrics.max_series is {section.max_series}: it must lie between 1 and {MAX_METRIC_SERIES}"
+        raise source.error(("metrics", "max_series"), text)
+    return MetricsSection(
+        listen=section.listen,
+        clients=tuple(section.clients),
+        topics=tuple(section.topics),
+        max_series=section.max_series,
     )
 
 

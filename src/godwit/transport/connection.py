@@ -19,7 +19,7 @@ from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake
 from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
 from godwit.transport.arq import SelectiveRepeat
-from godwit.transport.connection_state import Components, Statistics
+from godwit.transport.connection_state import Components, Statistics, TransportTotals
 from godwit.transport.events import (
     Address,
     ChannelConfirmed,
@@ -440,6 +440,11 @@ class Connection:
         return self._components.recovery.round_trip.probe_timeout_s
 
     @property
+    def round_trip_s(self) -> float:
+        """The smoothed round trip; of an open connection."""
+        return self._components.recovery.round_trip.smoothed_s
+
+    @property
     def buffered_bytes(self) -> int:
         """The bytes that the connection holds for the application, in both directions."""
         return self._components.send_channels.buffered_bytes + self._components.receive_channels.held_bytes
@@ -474,6 +479,19 @@ class Connection:
         if self.state is ConnectionState.CONNECTING:
             raise UsageError("the path is not known yet: wait for the Connected event")
         return self._transmitter.train_payload_bytes()
+
+    def add_to(self, totals: TransportTotals) -> None:
+        """Add the counters of the connection to those of an endpoint."""
+        if not hasattr(self, "_transmitter"):
+            return
+        components, transmitter = self._components, self._transmitter
+        totals.packets_sent += transmitter.packets_sent
+        totals.packets_received += components.acknowledger.packets
+        totals.packets_lost += self._receiver.packets_lost
+        totals.packets_spuriously_lost += components.recovery.spurious
+        totals.bytes_sent += transmitter.bytes_sent
+        totals.fragments_resent += transmitter.fragments_resent
+        totals.unreliable_dropped += components.send_channels.unreliable_dropped
 
     @property
     def statistics(self) -> Statistics:

@@ -126,3 +126,15 @@ class Statistics(msgspec.Struct, frozen=True):
     window_bytes: int = 0
     in_flight_bytes: int = 0
     datagram_bytes: int = 0
+
+
+class TransportTotals(msgspec.Struct):
+    """The counters of many connections together, see Statistics."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    packets_spuriously_lost: int = 0
+    bytes_sent: int = 0
+    fragments_resent: int = 0
+    unreliable_dropped: int = 0

@@ -2,7 +2,7 @@
 
     input     connect, receive (a train), handle_timers, and the calls on its connections
     output    events, next_train (or trains), next_timer
-    getters   connections, dropped, buffered_bytes
+    getters   connections, dropped, ended, buffered_bytes
 
 Read all output after any input. `now` is in monotonic seconds, from one clock. Bytes from the network never raise:
 dropped packets are counted in `dropped` under the reasons that docs/PROTOCOL.md lists.
@@ -22,7 +22,7 @@ from godwit.limits import BASE_DATAGRAM_BYTES, CONNECT_COST, HANDSHAKE_COST_A_TU
 from godwit.transport.admission import HandshakeQueue, ReceiveBudget, UnadmittedConnections, host_of
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import AwakeConnections, Connection
-from godwit.transport.connection_state import Components
+from godwit.transport.connection_state import Components, TransportTotals
 from godwit.transport.events import Address, ConnectionState, Event, Role, Train
 from godwit.transport.handshake import Acceptor, Dial
 from godwit.wire import packet as wire
@@ -49,6 +49,8 @@ class Endpoint:
     ) -> None:
         self.dropped: Counter[str] = Counter()
         """The number of dropped packets, by reason."""
+        self.ended = TransportTotals()
+        """The counters of connections that have ended and are removed."""
         self.now = -inf
         """The time of the latest input."""
         self._config = config
@@ -261,6 +263,7 @@ class Endpoint:
         connection = self._connections.pop(connection_id, None)
         if connection is None:
             return  # removed before
+        connection.add_to(self.ended)
         self._unadmitted.remove(connection_id)
         host = self._hosts.pop(connection_id, None)
         if host is not None:

@@ -6,7 +6,7 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     a client asks                        the broker replies
     login                                welcome, or closes the connection
     subscribe                            subscribed
-    unsubscribe, commit, create, delete, kick, delete_group
+    unsubscribe, commit, create, delete, kick, delete_group, capture
                                          done
     topics                               topic_list
     clients                              client_list
@@ -415,6 +415,18 @@ class DeleteGroup(BaseControlMessage, frozen=True, kw_only=True, tag="delete_gro
     filters: Filters | None = None
 
 
+class Capture(BaseControlMessage, frozen=True, kw_only=True, tag="capture"):
+    """Send the packets of all clients, as a pcapng file in pieces, to an inbox of this client."""
+
+    request: Request
+    inbox: TopicText
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 30
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16 * 1024 * 1024
+    packet_bytes: Annotated[int, msgspec.Meta(ge=32, le=65_535)] = 65_535
+    """Longer packets are cut."""
+    filter: Text = ""
+
+
 # -- work: requests about it are in godwit.wire.jobs ------------------------------------------------------------------
 
 
@@ -450,8 +462,8 @@ class Error(BaseControlMessage, frozen=True, kw_only=True, tag="error"):
 ControlMessage: TypeAlias = (
     Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
-    | ClientList | DeleteTopic | Cursors | CursorList | Kick | ListGroups | GroupList | DeleteGroup | Work | Ping | Pong
-    | Done | Error
+    | ClientList | DeleteTopic | Cursors | CursorList | Kick | ListGroups | GroupList | DeleteGroup | Capture | Work
+    | Ping | Pong | Done | Error
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
     | jobs.RetryJob | jobs.RetryReply | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
     | jobs.ListWorkers | jobs.WorkerList

@@ -84,6 +84,13 @@ CODES: Final[dict[Code, Explanation]] = {
         "too.",
         "Report it with the lines of the broker's event log. The client reconnects.",
     ),
+    Code.SEALING: Explanation(
+        "The connection must be sealed and is not, or sealing it failed.",
+        "The broker refuses plain packets of other machines, it does not seal (Godwit 0.5 or older), or its key is not "
+        "the one that the client expects.",
+        "Connect to `udps://HOST:PORT` with Godwit 0.6 or newer. If the key of the broker has changed on purpose, "
+        "remove its line from `known_brokers`, or pin the new fingerprint, which the broker prints when it starts.",
+    ),
     Code.UNKNOWN_KIND: Explanation(
         "The broker does not know a request of the client.",
         "The client is newer than the broker.",

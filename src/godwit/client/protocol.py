@@ -46,6 +46,7 @@ from godwit.transport.events import (
     Train,
     Writable,
 )
+from godwit.transport.sealing import Sealer
 from godwit.wire.control import (
     ControlMessage,
     CursorCommit,
@@ -87,9 +88,17 @@ class ClientProtocol:
         config: the settings.
         entropy: returns the given number of random bytes.
         random: a source of random numbers for pauses.
+        sealer: how connections are sealed; None: they are plain.
     """
 
-    def __init__(self, config: ClientConfig, *, entropy: Callable[[int], bytes], random: Random) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        entropy: Callable[[int], bytes],
+        random: Random,
+        sealer: Sealer | None = None,
+    ) -> None:
         self.config = config
         self.state: ClientState = "offline"
         self.name = config.name or ""
@@ -107,7 +116,7 @@ class ClientProtocol:
         self._subscriptions = Subscriptions(
             self._requests, self.pending_events, self._note_violation, self._work.handle_opened
         )
-        self._endpoint = Endpoint(config.endpoint, entropy=entropy)
+        self._endpoint = Endpoint(config.endpoint, entropy=entropy, sealer=sealer)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
         self._dialer = Dialer(self._endpoint, self._backoff)
         self._connection: Connection | None = None
@@ -562,8 +571,14 @@ class ClientProtocol:
         self.pending_events.append(Offline(code, reason, pause_s))
 
     def _is_refusal(self, code: int) -> bool:
-        """Whether this broker would refuse the client again. Another one may accept it."""
-        return code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online)
+        """Whether this broker would refuse the client again. Another one may accept it.
+
+        A client that was online once tries again after SEALING: an attacker on the path can cause it for a moment, and
+        must not end all clients.
+        """
+        if code in (Code.NAME_IN_USE, Code.SEALING):
+            return not self._was_online
+        return code in FINAL_CODES
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_by = self._online_since = self._check_at = None

@@ -115,7 +115,7 @@ def test_the_exporter_is_that_of_rfc_8446() -> None:
         assert book == client.export(label, 96, parameters) == server.export(label, 96, parameters)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused handshakes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocols", [[], [b"h2"], [b"godwit/2", b"h2"]])
@@ -170,7 +170,7 @@ def test_no_tickets_lead_to_a_resumed_session() -> None:
 
 @pytest.mark.parametrize("first", [0, 4000])
 def test_changed_hellos_raise_nothing_else(first: int) -> None:
-    """Mutation of the first flight: only TlsError, or a handshake that goes on and fails later."""
+    """Mutation of the first flight: only TlsError, or a handshake that fails later."""
     sealer = BrokerSealer(new_identity())
     hello = new_client_session(lambda chain: None).start()
     for seed in range(first, first + 400):

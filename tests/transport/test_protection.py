@@ -399,7 +399,7 @@ def test_forged_closes_and_packets_do_not_end_a_closing_connection_or_get_answer
 
 
 def test_a_train_of_several_connections_and_damaged_packets_is_handled() -> None:
-    """Packets that open are handled, whatever stands between them."""
+    """Packets that open are handled, with any other packets between them."""
     world = SealedWorld(suites=REAL)
     client, server = world.connect()
     world.run(0.5)

@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[type[wire.Frame], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_handshake_gives_no_connection(change: str) -> None:
-    """The keys depend on every byte of connect and accept: whoever changes them gets two sides with different keys."""
+    """The keys depend on every byte of connect and accept: a change on the way leads to different keys."""
     kind, values = CHANGES[change]
     world = SealedWorld()
 

@@ -306,6 +306,11 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "A second start of the same program, or a client that proved the same name.",
         "See code [TAKEN_OVER](TAKEN_OVER.md).",
     ),
+    "SealingError": Explanation(
+        "The connection must be sealed, or the broker's key is not the expected one.",
+        "A plain client of another machine, a broker of 0.5 or older, or another key than the pinned or known one.",
+        "See code [SEALING](SEALING.md).",
+    ),
     "KickedError": Explanation(
         "Another client removed this client or its subscription.",
         "An operator called `godwit kick`.",

@@ -158,8 +158,8 @@ class KnownBrokers:
                 return
             raise TlsError(
                 f"THE KEY OF THE BROKER {broker} HAS CHANGED: it is {fingerprint}, and line {line} of {self.path} has "
-                f"{expected}. Another machine may answer in its place, and nothing was sent to it. If the broker has a "
-                "new key (its data folder was removed), delete that line"
+                f"{expected}. Another machine may answer at its address, and nothing was sent to it. If the "
+                "broker has a new key (its data folder was removed), delete that line"
             )
         if not trust_new:
             raise TlsError(
@@ -184,7 +184,7 @@ class KnownBrokers:
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
             reason = error.strerror if isinstance(error, OSError) else error
             raise TlsError(
-                f"the keys of known brokers cannot be read ({reason}): give the broker's fingerprint"
+                f"reading the keys of known brokers failed ({reason}): give the broker's fingerprint"
             ) from None
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -247,7 +247,7 @@ class ClientSealer:
         if security.fingerprint and security.fingerprint != fingerprint:
             raise TlsError(
                 f"the broker {label} has the key {fingerprint}, and {security.fingerprint} is expected: another "
-                "machine may answer in its place, and nothing was sent to it"
+                "machine may answer at its address, and nothing was sent to it"
             )
         if security.ca is not None:
             check_authority(chain, broker[0], Path(security.ca))
@@ -280,7 +280,7 @@ class BrokerSecurity:
     def sealer(self) -> BrokerSealer:
         """Return the broker's identity.
 
-        Raises GodwitError if it cannot be read or stored, or if other users can read the key.
+        Raises GodwitError if reading or storing it fails, or if other users can read the key.
         """
         if self._sealer is None:
             self._sealer = self._load(self.section)

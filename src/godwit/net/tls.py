@@ -228,7 +228,7 @@ def self_signed(key: CertificateIssuerPrivateKeyTypes) -> x509.Certificate:
 def load_identity(certificate: Path, key: Path) -> Identity:
     """Read a key and a certificate chain from PEM files.
 
-    Raises ConfigurationError if a file cannot be read, does not fit the other, or if other users can read the key.
+    Raises ConfigurationError if reading fails, the files do not belong together, or other users can read the key.
     """
     check_private(key)
     try:
@@ -266,8 +266,8 @@ def check_private(path: Path) -> None:
 def stored_identity(folder: Path) -> Identity:
     """Return the identity that is stored in a folder, or make one there.
 
-    Raises ConfigurationError if the files are damaged or others can read the key, StorageError if they cannot be
-    written.
+    Raises ConfigurationError if the files are damaged or others can read the key, StorageError if writing
+    fails.
     """
     key_path = folder / KEY_FILE
     certificate_path = folder / CERTIFICATE_FILE

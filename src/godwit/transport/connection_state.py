@@ -138,7 +138,7 @@ class ResetTokens:
             del self._by_token[token]
 
     def connection_id(self, token: bytes) -> int:
-        """Return the connection that a reset with this token ends; 0 if there is none."""
+        """Return the connection that a reset with this token ends, or 0."""
         return self._by_token.get(token, 0)
 
 

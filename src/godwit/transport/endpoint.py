@@ -536,7 +536,7 @@ class Endpoint:
         return None
 
     def _make_sealing_room(self, address: Address, now: float) -> str:
-        """Find a slot for a new TLS handshake, if necessary that of another. Return why there is none, or ""."""
+        """Find a slot for a new TLS handshake, if necessary that of another. Return why that fails, or ""."""
         is_full = self._sealing.is_full()
         victim = self._sealing.victim(address, now, must_have=is_full)
         if victim is not None:

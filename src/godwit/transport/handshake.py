@@ -210,7 +210,7 @@ class Acceptor:
 
 TRIES_A_COOKIE: Final = 3
 _REFUSALS_BEFORE_KEYS: Final = frozenset((Code.BUSY, Code.PROTOCOL))
-"""The codes after which a client connects again, whoever sent them."""
+"""The codes after which a client connects again in any case."""
 
 
 class Dial:
@@ -302,7 +302,7 @@ class Dial:
     # -- sealing ------------------------------------------------------------------------------------------------------
 
     def _begin_sealing(self, session: TlsSession, frame: AcceptFrame, peer: Parameters, now: float) -> None:
-        """Begin the TLS handshake. A server that does not seal is refused: there is no way back to plain packets."""
+        """Begin the TLS handshake. A server that does not seal is refused: never use plain packets instead."""
         chosen = peer.seal if isinstance(peer.seal, tuple) else ()
         suite = choose_suite(chosen[:1], self._suites)
         host, port, *_ = self.connection.peer_address

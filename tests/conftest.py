@@ -94,3 +94,11 @@ def spark() -> Iterator[SparkSession]:
     godwit.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let brokers without a data folder store their keys in a folder of the tests, and not in the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -20,6 +20,7 @@ from godwit.net.security import (
     KnownBrokers,
     Security,
     broker_label,
+    default_key_folder,
     is_this_machine,
     securities_of,
 )
@@ -109,6 +110,16 @@ def test_a_file_that_cannot_be_written_is_an_error_unless_a_secret_proves_the_br
     with pytest.raises(TlsError, match=f"udps://a:1#{ONE}"):
         known.check("a:1", ONE, trust_new=True, is_proved=False)
     known.check("a:1", ONE, trust_new=True, is_proved=True)
+
+
+def test_a_broker_without_any_folder_has_a_key_for_this_start_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert default_key_folder() is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert default_key_folder() == tmp_path / "state" / "godwit"
 
 
 def test_damaged_lines_are_ignored(tmp_path: Path) -> None:

@@ -121,10 +121,15 @@ def is_this_machine(address: Address) -> bool:
     return host.is_loopback
 
 
-def default_key_folder() -> Path:
-    """Return the folder for the key of a broker without a data folder."""
+def default_key_folder() -> Path | None:
+    """Return the folder for the key of a broker without a data folder; None if the user has none that is writable."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "godwit"
+    try:
+        folder = (Path(base) if base else Path.home() / ".local" / "state") / "godwit"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def default_known_brokers() -> Path:

@@ -208,9 +208,10 @@ class Service:
         section = self.configuration.security
         is_remote = not all(map(is_this_machine, addresses))
         folder = None if self._durable is None else self._durable.folder.path
-        if folder is None and is_remote:
+        if folder is None and is_remote and section.certificate is None:
             folder = default_key_folder()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder is None:
+                self._notices.write("warning", KEY_NOT_STORED, {})
         security = BrokerSecurity(section, folder)
         if is_remote or section.plain == "refuse" or section.certificate is not None:
             security.sealer()
@@ -634,6 +635,10 @@ def mqtt_without_tls(url: str) -> str:
     )
 
 
+KEY_NOT_STORED: Final = (
+    "this broker has no data folder and cannot write to the user's own, so its key is new after each start and clients "
+    "will refuse it: give a data folder, or certificate and key under [security]"
+)
 PLAIN_ALLOWED: Final = (
     'clients of other machines may connect without sealing, because plain is "allow" under [security]: every machine '
     "on the way reads and changes their messages; leave the key out unless the network is trusted"

@@ -86,11 +86,18 @@ def missing_java() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests that need one; it is made when the first of them asks."""
-    from tests.spark.session import small_session
-
     import godwit.spark
+    from tests.spark.session import small_session
 
     session = small_session()
     godwit.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let brokers without a data folder store their keys in a folder of the tests, and not in the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

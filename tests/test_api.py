@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.net.running import broker_and_client, broker_in_thread, run
 
 import godwit
 from godwit import sync
 from godwit_tools import api_reference
+from tests.net.running import broker_and_client, broker_in_thread, run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = [

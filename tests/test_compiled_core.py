@@ -11,10 +11,10 @@ from pathlib import Path
 
 import hatch_build
 import pytest
-from tests.cli.real import environment
 
 from godwit import compiled_core
 from godwit.compiled_core import PACKAGES, is_compiled, source_digest, source_files
+from tests.cli.real import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "godwit"

@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (f"capture install metrics {MACHINES}", "apsw msgspec uvloop"),
+    "net": (f"capture install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),

@@ -13,11 +13,11 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 import godwit
 from godwit.compiled_core import describe_form
 from godwit.install import DISTRIBUTION
+from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib")

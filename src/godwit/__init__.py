@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         ReplyTimeoutError,
         RequestError,
         RequestFailedError,
+        SealingError,
         SocketError,
         TakenOverError,
         TopicError,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from godwit.net.publisher import AsyncPublisher, BufferFull
     from godwit.net.replies import AsyncResponder, ReplyHandler, RequestOptions
     from godwit.net.runtime import OnState
+    from godwit.net.security import Security
     from godwit.net.subscription import AsyncSubscription, OnGap, Since
     from godwit.net.tasks import Task, TaskFailed
     from godwit.net.worker import TaskHandler, Worker
@@ -144,6 +146,8 @@ __all__ = [
     "RequestFailedError",
     "RequestOptions",
     "RetainHandling",
+    "SealingError",
+    "Security",
     "SentFile",
     "Since",
     "SocketError",
@@ -191,6 +195,7 @@ _NAMES_BY_MODULE = {
     "net.publisher": "AsyncPublisher BufferFull",
     "net.replies": "AsyncResponder ReplyHandler RequestOptions",
     "net.runtime": "OnState",
+    "net.security": "Security",
     "net.subscription": "AsyncSubscription OnGap Since",
     "net.tasks": "Task TaskFailed",
     "net.worker": "TaskHandler Worker",

@@ -115,6 +115,27 @@ HANDSHAKE_STALE_S: Final = 3.0
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 
+# -- sealed connections -----------------------------------------------------------------------------------------------
+MAX_CRYPTO_BYTES: Final = 64 * KIB
+"""*protocol*: of the TLS handshake in each direction."""
+MAX_CRYPTO_PIECES: Final = 16
+"""Parts of it that wait for earlier ones."""
+MAX_SEALING: Final = 512
+"""TLS handshakes that a server has at once: each holds about 40 KB. A new one replaces the oldest of the host that has
+the most, or is refused."""
+SEALING_TIMEOUT_S: Final = 20.0
+"""How long a client waits for the end of the TLS handshake after its connect was accepted."""
+HALF_OPEN_TIMEOUT_S: Final = 10.0
+"""How long a server waits for it."""
+TLS_STEPS_A_TURN: Final = 8
+"""TLS computations of a server before it serves its open connections again: one takes about 0.4 ms."""
+KEY_PACKETS: Final = 2**22
+"""A key is replaced after this many packets, or after KEY_LIFETIME_S."""
+MAX_KEY_PACKETS: Final = 2**23
+"""*protocol*: no key seals more packets (RFC 9001, 6.6, for packets of up to 64 KiB)."""
+KEY_LIFETIME_S: Final = 3600.0
+assert KEY_PACKETS < MAX_KEY_PACKETS
+
 # -- batches and control messages -------------------------------------------------------------------------------------
 MAX_BATCH_MESSAGES: Final = 65_536
 """*protocol*: in one batch."""

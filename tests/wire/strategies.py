@@ -86,6 +86,8 @@ def _closed_frames() -> st.SearchStrategy[Frame]:
         st.builds(f.PathResponseFrame, raw(8), raw(16)),
         st.builds(f.CloseFrame, u(16), reasons, raw(16)),
         st.builds(f.ResetFrame, raw(16)),
+        st.builds(f.CryptoFrame, u(32), u(32), bodies),
+        st.builds(f.TokenFrame, raw(16)),
         data_frames(open_ended=False),
     )
 

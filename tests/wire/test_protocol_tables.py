@@ -48,7 +48,7 @@ def test_the_table_of_frames() -> None:
 
 NAMES = {
     "PADDING", "PING", "HELLO", "COOKIE", "CONNECT", "ACCEPT", "REFUSE", "ACK", "ACK_POSITION", "CONFIRM", "CREDIT",
-    "BLOCKED", "PATH_PROBE", "PATH_RESPONSE", "CLOSE", "RESET",
+    "BLOCKED", "PATH_PROBE", "PATH_RESPONSE", "CLOSE", "RESET", "CRYPTO", "TOKEN",
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_the_reactions_of_clients_to_codes() -> None:
     reactions = {Code[name]: reaction for _, name, _, reaction in read_table("## 23 Reason codes")}
     assert {code for code, text in reactions.items() if text.partition(":")[0] == "ends"} == FINAL_CODES
     conditional = {code for code, text in reactions.items() if text.startswith(("ends ", "ends,"))}
-    assert conditional == {Code.NORMAL, Code.NAME_IN_USE}
+    assert conditional == {Code.NORMAL, Code.SEALING, Code.NAME_IN_USE}
 
 
 def to_number(text: str) -> int:

@@ -84,6 +84,13 @@ CODES: Final[dict[Code, Explanation]] = {
         "too.",
         "Report it with the lines of the broker's event log. The client reconnects.",
     ),
+    Code.SEALING: Explanation(
+        "The connection must be sealed and is not, or sealing it failed.",
+        "The broker refuses plain packets of other machines, it does not seal (Godwit 0.5 or older), or its key is not "
+        "the one that the client expects.",
+        "Connect to `udps://HOST:PORT` with Godwit 0.6 or newer. If the key of the broker has changed on purpose, "
+        "remove its line from `known_brokers`, or pin the new fingerprint, which the broker prints when it starts.",
+    ),
     Code.UNKNOWN_KIND: Explanation(
         "The broker does not know a request of the client.",
         "The client is newer than the broker.",
@@ -298,6 +305,11 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "The same client has connected again elsewhere.",
         "A second start of the same program, or a client that proved the same name.",
         "See code [TAKEN_OVER](TAKEN_OVER.md).",
+    ),
+    "SealingError": Explanation(
+        "The connection must be sealed, or the broker's key is not the expected one.",
+        "A plain client of another machine, a broker of 0.5 or older, or another key than the pinned or known one.",
+        "See code [SEALING](SEALING.md).",
     ),
     "KickedError": Explanation(
         "Another client removed this client or its subscription.",

@@ -50,6 +50,7 @@ from godwit.transport.events import (
     Train,
     Writable,
 )
+from godwit.transport.sealing import Sealer
 from godwit.wire.control import (
     ControlMessage,
     CursorCommit,
@@ -92,6 +93,7 @@ class ClientProtocol:
         entropy: returns the given number of random bytes.
         random: a source of random numbers for pauses.
         relay: the bridge that this client is for, if it is for one.
+        sealer: how connections are sealed; None: they are plain.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class ClientProtocol:
         entropy: Callable[[int], bytes],
         random: Random,
         relay: RelaySender | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         self.config = config
         self.relay = relay
@@ -120,7 +123,7 @@ class ClientProtocol:
         self._subscriptions = Subscriptions(
             self._requests, self.pending_events, self._note_violation, self._work.handle_opened
         )
-        self._endpoint = Endpoint(config.endpoint, entropy=entropy)
+        self._endpoint = Endpoint(config.endpoint, entropy=entropy, sealer=sealer)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
         self._dialer = Dialer(self._endpoint, self._backoff)
         self._connection: Connection | None = None
@@ -622,8 +625,14 @@ class ClientProtocol:
         self.pending_events.append(Offline(code, reason, pause_s))
 
     def _is_refusal(self, code: int) -> bool:
-        """Whether this broker would refuse the client again. Another one may accept it."""
-        return code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online)
+        """Whether this broker would refuse the client again. Another one may accept it.
+
+        A client that was online once tries again after SEALING: an attacker on the path can cause it for a moment, and
+        must not end all clients.
+        """
+        if code in (Code.NAME_IN_USE, Code.SEALING):
+            return not self._was_online
+        return code in FINAL_CODES
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_on = self._login_by = self._online_since = self._check_at = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
 from godwit.broker.topics import check_filter, check_kind, check_topic
@@ -58,6 +58,7 @@ from godwit.net.replies import (
     checked_reply,
 )
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
+from godwit.net.security import Security
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Address
@@ -103,9 +104,10 @@ class AsyncClient:
         *,
         on_state: OnState | None = None,
         resolver: BrokerResolver | None = None,
+        securities: Mapping[tuple[str, int], Security] | None = None,
     ) -> None:
         """Begin to connect to one of the addresses. Programs call `connect` instead."""
-        self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver)
+        self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver, securities=securities)
         """The client in its event loop. Workers and file transfers use it too."""
         self._request = self._runtime.request
         self._requester: Requester | None = None

@@ -56,6 +56,7 @@ from godwit.net.driver import ANY_HOST, open_driver
 from godwit.net.jobs import ClientJobs
 from godwit.net.loop import completes, disown_in_children, forked_error
 from godwit.net.publisher import ClientPublishers
+from godwit.net.security import ClientSealer, Security
 from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
@@ -95,11 +96,13 @@ class ClientRuntime:
         on_state: OnState | None = None,
         resolver: BrokerResolver | None = None,
         relay: RelaySender | None = None,
+        securities: Mapping[tuple[str, int], Security] | None = None,
     ) -> None:
         """Open the sockets and begin to connect to one of the addresses.
 
         With a `resolver`, the names of the brokers are resolved again before each further round of attempts. `relay` is
         the bridge that the client is for, if it is for one.
+        `securities`: see godwit.net.security; without it a connection is sealed if it leaves this machine.
         """
         self.last_reason = ""
         """Why the connection was lost, or could not be made, the last time."""
@@ -110,7 +113,10 @@ class ClientRuntime:
         self._families = {family_of(udp.local_address) for udp in self._sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in self._sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
-        self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random(), relay=relay)
+        sealer = ClientSealer(securities or {}, self._broker_of, has_secret=bool(config.secret))
+        self.core = core = ClientProtocol(
+            config, entropy=os.urandom, random=random.Random(), relay=relay, sealer=sealer
+        )
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
@@ -155,6 +161,10 @@ class ClientRuntime:
             brokers = None if self._resolver is None else self._resolver.brokers()
             self.core.connect(usable, self.driver.clock(), brokers=brokers)
             self.schedule_flush()
+
+    def _broker_of(self, address: Address) -> tuple[str, int] | None:
+        """Return host and port of the broker that has this address, as the application gave them."""
+        return None if self._resolver is None else self._resolver.brokers().get(address)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
+from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
@@ -119,6 +120,7 @@ class Service:
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
         self._durable: DurableLog | None = None
+        self._security = BrokerSecurity(self.configuration.security, None)
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
@@ -130,8 +132,13 @@ class Service:
 
     @property
     def urls(self) -> list[str]:
-        """Its addresses as `udp://127.0.0.1:50000`, for godwit.connect."""
-        return [f"udp://{format_address(address)}" for address in self.addresses]
+        """Its addresses as `udp://127.0.0.1:50000`, for godwit.connect; `udps` if clients there must seal."""
+        plain = self.configuration.security.plain
+        return [
+            f"{'udp' if plain == 'allow' or (plain == 'loopback' and is_this_machine(address)) else 'udps'}://"
+            f"{format_address(address)}"
+            for address in self.addresses
+        ]
 
     @property
     def archive_url(self) -> str:
@@ -173,12 +180,14 @@ class Service:
         try:
             log = self._open_log()
             last_us = 0 if self._durable is None else self._durable.last_received_us
+            self._security = self._open_security([udp.local_address for udp in sockets])
             self.server = Server(
                 self.configuration.settings,
                 log,
                 entropy=os.urandom,
                 now=time.monotonic(),
                 epoch_us=max(self._wall_clock_us(), last_us),  # the system's clock may have been set back since
+                sealer=self._security,
             )
         except BaseException:
             for udp in sockets:
@@ -225,6 +234,23 @@ class Service:
         if self._durable is not None:
             held = [bridge.sender.confirmed or 0 for bridge in self._bridges if bridge.section.hold]
             self._durable.hold_from = min(held) if held else None
+
+    def _open_security(self, addresses: Sequence[Address]) -> BrokerSecurity:
+        """Return how connections are sealed. If other machines can reach the broker, its key is loaded or made now.
+
+        Raises GodwitError if that fails.
+        """
+        section = self.configuration.security
+        is_remote = not all(map(is_this_machine, addresses))
+        folder = None if self._durable is None else self._durable.folder.path
+        if folder is None and is_remote and section.certificate is None:
+            folder = default_key_folder()
+            if folder is None:
+                self._notices.write("warning", KEY_NOT_STORED, {})
+        security = BrokerSecurity(section, folder)
+        if is_remote or section.plain == "refuse" or section.certificate is not None:
+            security.sealer()
+        return security
 
     def _open_log(self) -> Log:
         configuration = self.configuration
@@ -362,6 +388,11 @@ class Service:
         for address, url in zip(self.addresses, self.urls, strict=True):
             if not is_loopback(address) and self.configuration.settings.access.is_open:
                 write("warning", open_to_all(url), {"url": url})
+        if self._security.is_loaded:
+            fingerprint = self._security.sealer().identity.fingerprint
+            write("key", f"the broker's key is {fingerprint}", {"fingerprint": fingerprint})
+        if self.configuration.security.plain == "allow" and not all(map(is_this_machine, self.addresses)):
+            write("warning", PLAIN_ALLOWED, {})
         if self._durable is not None:
             write("log", str(self._durable), {"data": str(self._durable.folder.path)})
             for finding in self._durable.findings:
@@ -461,6 +492,11 @@ class Service:
             self._notices.write("warning", "other bridges need a restart of the broker", {})
         if configuration.metrics != former.metrics:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
+        try:
+            self._security.reload(configuration.security)
+        except GodwitError as error:
+            self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
+            configuration = replace(configuration, security=former.security)
         self.configuration = replace(
             configuration,
             listen=former.listen,
@@ -686,6 +722,16 @@ def names_in_metrics(url: str) -> str:
         f"{url} can be reached from other machines and shows names of clients or topics: "
         "let it listen on 127.0.0.1 only, or leave out clients and topics under [metrics] in the configuration"
     )
+
+
+KEY_NOT_STORED: Final = (
+    "this broker has no data folder and cannot write to the user's own, so its key is new after each start and clients "
+    "will refuse it: give a data folder, or certificate and key under [security]"
+)
+PLAIN_ALLOWED: Final = (
+    'clients of other machines may connect without sealing, because plain is "allow" under [security]: every machine '
+    "on the way reads and changes their messages; leave the key out unless the network is trusted"
+)
 
 
 def is_local(listen: str) -> bool:

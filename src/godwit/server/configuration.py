@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -87,6 +87,20 @@ class MqttSection:
     """Clients must have a certificate of this authority."""
 
 
+PlainMode: TypeAlias = Literal["loopback", "allow", "refuse"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecuritySection:
+    """How connections of clients are sealed."""
+
+    plain: PlainMode = "loopback"
+    """Which clients may connect without sealing: those on the broker's machine, all, or none."""
+    certificate: Path | None = None
+    """A PEM file; None for a certificate that the broker makes itself and stores in its data folder."""
+    key: Path | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeSection:
     """A bridge: messages of this broker's log are sent to a hub."""
@@ -136,6 +150,7 @@ class Configuration:
     """Bridges of a log that has a folder."""
     metrics: MetricsSection | None = None
     """None: no metrics endpoint."""
+    security: SecuritySection = field(default_factory=SecuritySection)
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -246,6 +261,14 @@ class ArchiveFileSection(_Section):
     key: str | None = None
 
 
+class SecurityFileSection(_Section):
+    """[security]"""
+
+    plain: PlainMode = "loopback"
+    certificate: str | None = None
+    key: str | None = None
+
+
 class MqttFileSection(_Section):
     """[mqtt]"""
 
@@ -299,6 +322,7 @@ class ConfigurationFile(_Section):
     mqtt: MqttFileSection | None = None
     bridge: list[BridgeFileSection] = []
     metrics: MetricsFileSection | None = None
+    security: SecurityFileSection = msgspec.field(default_factory=SecurityFileSection)
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
@@ -342,6 +366,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
         bridges=_bridges(file.bridge, source, read_secret),
         metrics=None if file.metrics is None else _metrics(file.metrics, source),
+        security=_security(file.security, source, folder),
         warnings=warnings,
     )
 
@@ -508,6 +533,16 @@ def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: P
         token_file=path("token_file", section.token_file),
         certificate=path("certificate", section.certificate),
         key=path("key", section.key),
+    )
+
+
+def _security(section: SecurityFileSection, source: ConfigurationSource, folder: Path) -> SecuritySection:
+    if (section.certificate is None) != (section.key is None):
+        raise source.error(("security",), "security has only one of certificate and key: give both, or none")
+    return SecuritySection(
+        plain=section.plain,
+        certificate=_path(source, ("security", "certificate"), section.certificate, folder),
+        key=_path(source, ("security", "key"), section.key, folder),
     )
 
 

@@ -13,6 +13,7 @@ from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.groups import run_groups
 from godwit_sim.worlds.jobs import run_jobs
 from godwit_sim.worlds.mqtt import run_mqtt
+from godwit_sim.worlds.sealed import run_sealed
 from godwit_sim.worlds.transport import run_transport
 
 
@@ -33,6 +34,7 @@ World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
 
 WORLDS: Mapping[str, World] = {
     "transport": run_transport,
+    "sealed": run_sealed,
     "broker": run_broker,
     "durable": run_durable,
     "jobs": run_jobs,

@@ -21,7 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from tests.mqtt import client_packets as packets
-from tests.net.running import LOOPS, Notices, run
+from tests.net.running import LOOPS, Notices, run, spawn
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
@@ -575,6 +575,7 @@ class StrictClient:
         """Packets to repeat after a reconnect, by packet identifier: a PUBLISH with DUP, or a PUBREL."""
         self._received: set[int] = set()
         self._next_id = 0
+        self._is_subscribed = False
         self._writer: asyncio.StreamWriter | None = None
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._run())
 
@@ -583,12 +584,14 @@ class StrictClient:
             writer: asyncio.StreamWriter | None = None
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
+                    raise ConnectionError("TCP connected to itself: nothing listens, and the system chose this port")
                 writer.write(packets.connect(self.client_id, clean=False))
                 connack = await reader.readexactly(4)
                 assert connack[3] == 0, connack
                 writer.write(b"".join(self._out.values()))
+                self._writer = writer  # at once: a message that is published meanwhile is sent by `publish`
                 async with self.changed:
-                    self._writer = writer
                     self.changed.notify_all()
                 while True:
                     await self._handle(await self._read(reader), writer)
@@ -637,6 +640,8 @@ class StrictClient:
                 writer.write(self._out[packet_id])
             elif kind in (4, 7):
                 self._out.pop(packet_id, None)
+            elif kind == 9:
+                self._is_subscribed = True
         async with self.changed:
             self.changed.notify_all()
 
@@ -645,6 +650,7 @@ class StrictClient:
             await self.changed.wait_for(lambda: self._writer is not None)
         assert self._writer is not None
         self._writer.write(packets.subscribe(1, (pattern, 2)))
+        await self.until(lambda: self._is_subscribed)
 
     async def publish(self, topic: str, payload: bytes, qos: int) -> None:
         async with self.changed:
@@ -671,8 +677,8 @@ def free_port() -> int:
 
 
 async def start_broker(folder: Path, port: int) -> asyncio.subprocess.Process:
-    """A broker with a log on disk, as a process."""
-    process = await asyncio.create_subprocess_exec(
+    """Start a broker with a log on disk, as a process."""
+    process = await spawn(
         sys.executable, "-m", "godwit", "broker", "--listen", "127.0.0.1:0", "--data", str(folder),
         "--archive", "none", "--mqtt", f"127.0.0.1:{port}", "--quiet", stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -106,8 +106,8 @@ def classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
 
 
-def test_unless_it_is_demanded_the_wheel_has_the_sources_alone(tmp_path: Path) -> None:
-    build(tmp_path, GODWIT_CORE="", GODWIT_CORE_BUILD=str(tmp_path / "core"))
+def test_without_a_compiler_the_wheel_has_the_sources_alone(tmp_path: Path) -> None:
+    build(tmp_path, CC=str(tmp_path / "no-compiler"), GODWIT_CORE="", GODWIT_CORE_BUILD=str(tmp_path / "core"))
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as opened:

@@ -14,6 +14,9 @@ from tests.spark.session import running_broker
 from godwit.pipeline.datasets import bronze, readings
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.runner import RunConfig, TablesWriter
+from godwit.store.folder import DataFolder
+from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import make_entry
 from godwit_bench import pipeline, pipeline_plain
 from godwit_bench.pipeline import _memory, _peak_memory, fill
 
@@ -37,6 +40,18 @@ def test_the_log_and_the_lines_have_the_same_messages(spark: SparkSession, tmp_p
     ours = lake.table(readings.SPEC).arrow(names).to_pylist()
     assert len(ours) == 2 * (MESSAGES + 5)
     assert sorted(map(repr, plain)) == sorted(repr(row) for row in ours if row["offset"] < MESSAGES)
+
+
+def test_alerts_of_an_earlier_run_count_as_messages_of_the_log(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert fill(data, None, 0, MESSAGES, MESSAGES) == MESSAGES
+    folder = DataFolder(data)
+    folder.open()
+    store = SqliteStore.open(folder.log_path, new_log_id=bytes(16), now_us=1)
+    store.append([make_entry("alerts/room", "pipeline", [b"too warm"], qos=1, now_us=1)], ())
+    store.close()
+    folder.close()
+    assert fill(data, None, MESSAGES, 5, MESSAGES + 5) == MESSAGES + 1 + 5
 
 
 def test_memory_is_sampled() -> None:

@@ -63,10 +63,11 @@ _LOG_ID_BYTES: Final = 16
 # -- the messages -----------------------------------------------------------------------------------------------------
 
 
-def fill(data: Path, lines: Path | None, first: int, count: int, total: int) -> None:
+def fill(data: Path, lines: Path | None, first: int, count: int, total: int) -> int:
     """Append `count` messages to the log in a folder, and write them as JSON lines if a folder for these is given.
 
-    `first` of `total` messages are there already, over an hour that ends now.
+    `first` of `total` messages are there already, over an hour that ends now. Return the number of messages in the log,
+    which can be larger: a run of the pipeline publishes its alerts there.
     """
     folder = DataFolder(data)
     folder.open()
@@ -86,6 +87,7 @@ def fill(data: Path, lines: Path | None, first: int, count: int, total: int) -> 
                         number += size
                 store.append(entries, ())
         store.checkpoint(truncate=True)
+        return store.next_offset
     finally:
         store.close()
         folder.close()
@@ -325,6 +327,6 @@ def _whole_runs(
     for number in range(rounds):
         on_round("second run")
         there = tenth + number * NEW_MESSAGES
-        fill(folder / "tenth", None, there, NEW_MESSAGES, there + NEW_MESSAGES)
-        figures["second"].append(once("tenth", there + NEW_MESSAGES, folder / "lake"))
+        in_log = fill(folder / "tenth", None, there, NEW_MESSAGES, there + NEW_MESSAGES)
+        figures["second"].append(once("tenth", in_log, folder / "lake"))
     return figures, (peaks["tenth"][0], max(peaks["whole"]))

@@ -74,7 +74,6 @@ $(CORE): $(STAMP) $(CORE_SOURCES)
 	  echo "setup: the core is not compiled, because GODWIT_CORE is interpreted"
 	elif ! $(BIN)/python -B hatch_build.py --check; then
 	  echo "setup: the core is not compiled, because there is no C compiler with the header files of Python; it is interpreted"
-	  touch $@
 	else
 	  echo "setup: compiling the core, this takes about 2 minutes (GODWIT_CORE=interpreted skips it)"
 	  if [ -n "$${CI:-}" ]; then export GODWIT_CORE=compiled; fi

@@ -127,6 +127,17 @@ def test_a_wheel_carries_the_compiled_core(tmp_path: Path) -> None:
     assert shown.startswith(f"compiled {tmp_path / 'installed' / 'godwit_core'}")
 
 
+def test_tests_that_need_the_interpreted_core_are_listed(tmp_path: Path) -> None:
+    """`make test` runs them in that form, after the compiled one has skipped them."""
+    if not is_compiled("godwit.client.protocol"):
+        pytest.skip("the core is interpreted here")
+    name = "tests/net/test_failover.py::test_a_report_of_the_network_is_a_hint"
+    listed = tmp_path / "listed.txt"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--replacing={listed}", name]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert listed.read_text() == f"{name}\n"
+
+
 def build(folder: Path, **variables: str) -> None:
     """Build a wheel into a folder."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]

@@ -86,10 +86,11 @@ demo: $(STAMP) ## Watch messages and work survive a bad network, and become a re
 	@$(BIN)/godwit demo --report $(BUILD)/demo.html $(if $(filter forever,$(DEMO)),--forever)
 
 # With a compiled core the whole suite runs in that form first, as users have it. Coverage needs the interpreted form, and so do
-# tests that replace parts of the core: the tests of the core's own packages run in that form too, and all tests that were
-# skipped because of that. Most tests wait most of the time, so there are more workers than processors.
+# tests that replace parts of the core: the tests of the core and of its neighbours run in that form too, and all tests that
+# were skipped because of that (pytest runs a test once that is named twice). Most tests wait most of the time, so there are
+# more workers than processors.
 PROTOCOL_TESTS := tests/wire tests/transport
-CORE_TESTS := tests/broker tests/native tests/mqtt tests/server tests/client
+CORE_TESTS := tests/broker tests/native tests/mqtt tests/server tests/client tests/store tests/net tests/sim
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 REPLACING := $(BUILD)/results/replacing.txt
 test: $(STAMP) $(CORE) ## Run the tests in both forms of the core, with the coverage gate on wire and transport (95 %)

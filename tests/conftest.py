@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from godwit.compiled_core import PACKAGES, describe_form, is_compiled
+from godwit.compiled_core import describe_form, is_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,11 +74,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write their names, as arguments of pytest. Tests of the core's packages run in the interpreted form anyway."""
+    """Write their names, as arguments of pytest."""
     path = session.config.getoption("--replacing")
     if path and not hasattr(session.config, "workerinput"):
-        core = tuple(f"tests/{package}/" for package in PACKAGES)
-        Path(path).write_text("".join(f"{name}\n" for name in sorted(_replacing) if not name.startswith(core)))
+        Path(path).write_text("".join(f"{name}\n" for name in sorted(_replacing)), encoding="utf-8")
 
 
 def _modules_of(target: object) -> tuple[str, ...]:

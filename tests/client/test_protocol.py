@@ -799,8 +799,8 @@ def test_bad_calls_are_refused_at_once() -> None:
         (UsageError, lambda: client.publisher("t", qos=2, identity="i", sequence=2**63)),
         (UsageError, lambda: client.subscribe([])),
         (UsageError, lambda: client.subscribe([f"t/{place}" for place in range(MAX_FILTERS + 1)])),
-        (UsageError, lambda: client.subscribe(["a"], start="middle")),  # type: ignore[arg-type]
-        (UsageError, lambda: client.subscribe(["a"], start=1.5)),  # type: ignore[arg-type]
+        (UsageError, lambda: client.subscribe(["a"], start="middle")),
+        (UsageError, lambda: client.subscribe(["a"], start=1.5)),
         (UsageError, lambda: client.subscribe(["a"], start=-1)),
         (UsageError, lambda: client.subscribe(["a"], start=1, since_us=1)),
         (UsageError, lambda: client.subscribe(["a"], cursor="")),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.mqtt import client_packets as packets
-from tests.net.running import run
+from tests.net.running import run, spawn
 
 SEED = 18_050
 EXPIRY_S = 3600
@@ -32,8 +32,8 @@ def free_port() -> int:
 
 
 async def start_broker(folder: Path, port: int) -> asyncio.subprocess.Process:
-    """A broker with a log on disk, as a process."""
-    process = await asyncio.create_subprocess_exec(
+    """Start a broker with a log on disk, as a process."""
+    process = await spawn(
         sys.executable, "-m", "godwit", "broker", "--listen", "127.0.0.1:0", "--data", str(folder),
         "--archive", "none", "--mqtt", f"127.0.0.1:{port}", "--quiet", stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
@@ -81,13 +81,15 @@ class StrictClient:
             writer: asyncio.StreamWriter | None = None
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
+                    raise ConnectionError("TCP connected to itself: nothing listens, and the system chose this port")
                 values = {SESSION_EXPIRY: EXPIRY_S} if self.version == 5 else None
                 writer.write(packets.connect(self.client_id, self.version, clean=False, values=values))
                 first, connack = await self._read(reader)
                 assert (first, connack[1]) == (0x20, 0), connack
                 writer.write(b"".join(self._out.values()))
+                self._writer = writer  # at once: a message that is published meanwhile is sent by `publish`
                 async with self.changed:
-                    self._writer = writer
                     self.changed.notify_all()
                 while True:
                     await self._handle(await self._read(reader), writer)

@@ -99,8 +99,8 @@ def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> s
     )
 
 
-def check_argument_name(what: str, name: object) -> None:
-    """Raise UsageError if the name of an identity, a cursor or a group is invalid."""
+def check_argument_name(what: str, name: object) -> str:
+    """Return the name of an identity, a cursor or a group. Raise UsageError if it is invalid."""
     if not isinstance(name, str):
         raise UsageError(f"{what} is {repr(name)[:80]}, of the type {type(name).__name__}: give a text (str)")
     try:
@@ -109,3 +109,4 @@ def check_argument_name(what: str, name: object) -> None:
         raise UsageError(f"{what} {name[:40]!r} has characters that cannot be written as UTF-8") from None
     if not 1 <= size <= limits.MAX_CLIENT_NAME_BYTES:
         raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {limits.MAX_CLIENT_NAME_BYTES}")
+    return name

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from godwit.broker.topics import check_filter, check_topic
 from godwit.client.config import ClientConfig, check_argument_name, make_login, welcome_problem
@@ -76,6 +76,7 @@ ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
 _ENDING_CODES: Final = frozenset((Code.KICKED, Code.TAKEN_OVER))
 """These end the client whatever other brokers would answer: the client was removed, or a newer one has its name."""
+_RETAIN_HANDLINGS: Final[tuple[RetainHandling, ...]] = get_args(RetainHandling)
 INSTANCE_BYTES: Final = 16
 UNANSWERED_S: Final = 1.0
 """After this time without a packet from the broker, a client that waits for one asks the broker and the network."""
@@ -153,9 +154,9 @@ class ClientProtocol:
         self._sending.on_batch_full = self._work.channel.on_full = full
 
     def publisher(
-        self, topic: str, *, qos: int = 1, identity: str | None = None, epoch: int = 0, sequence: int = 0
+        self, topic: object, *, qos: object = 1, identity: object = None, epoch: object = 0, sequence: object = 0
     ) -> Publisher:
-        """Return the publisher of a topic and QoS.
+        """Return the publisher of a topic and QoS. The arguments are checked here, whatever their types are.
 
         Args:
             topic: the topic to publish to.
@@ -167,30 +168,33 @@ class ClientProtocol:
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
-        check_topic(topic)
+        name = check_topic(topic)
         if qos not in (0, 1, 2):
             raise UsageError(f"QoS {qos!r} does not exist: choose 0, 1 or 2")
-        if identity is not None:
-            check_argument_name("identity", identity)
-        for what, value in (("epoch", epoch), ("sequence", sequence)):
-            if type(value) is not int or not 0 <= value < 2**63:
-                raise UsageError(f"{what} is {value!r}: give a whole number between 0 and 2**63 - 1")
         known: Qos = 0 if qos == 0 else 1 if qos == 1 else 2
-        return self._publishers.publisher(topic, known, identity, epoch, sequence)
+        return self._publishers.publisher(
+            name,
+            known,
+            None if identity is None else check_argument_name("identity", identity),
+            _check_number("epoch", epoch),
+            _check_number("sequence", sequence),
+        )
 
     def subscribe(
         self,
-        filters: Sequence[str],
+        filters: Sequence[object],
         *,
-        start: Start = None,
-        since_us: int | None = None,
-        cursor: str | None = None,
-        retained: RetainHandling | None = None,
-        no_local: bool = False,
+        start: object = None,
+        since_us: object = None,
+        cursor: object = None,
+        retained: object = None,
+        no_local: object = False,
         is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
+
+        The arguments are checked here, whatever their types are.
 
         Args:
             filters: the topic filters. The same filters and cursor again return the same subscription.
@@ -206,38 +210,34 @@ class ClientProtocol:
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
-        filters, membership = with_membership(filters, membership)
-        for pattern in filters:
+        patterns, membership = with_membership(filters, membership)
+        for pattern in patterns:
             check_filter(pattern)
-        unique = tuple(sorted(set(filters)))
+        unique = tuple(sorted(set(patterns)))
         if not 1 <= len(unique) <= MAX_FILTERS:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        _check_start(start)
-        for what, value in (("start", start), ("since_us", since_us)):
-            if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
-                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
-        if retained not in (None, "always", "if new", "never"):
-            raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
-        if start is not None and since_us is not None:
+        begin = _check_start(start)
+        since = None if since_us is None else _check_position("since_us", since_us)
+        handling = _check_retained(retained)
+        if begin is not None and since is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
         if membership is not None:
             check_argument_name("group", membership.group)
-            if cursor is not None or isinstance(start, Bookmark) or no_local or retained is not None:
+            if cursor is not None or isinstance(begin, Bookmark) or no_local or handling is not None:
                 raise UsageError("a group has a position of its own: leave out cursor, bookmark, retained and no_local")
-        if cursor is not None:
-            check_argument_name("cursor", cursor)
-            if self.config.name is None:
-                raise UsageError(
-                    f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
-                    "the client; connect with name='...'"
-                )
+        name = None if cursor is None else check_argument_name("cursor", cursor)
+        if name is not None and self.config.name is None:
+            raise UsageError(
+                f"the cursor {name[:40]!r} of a client without a name: the broker stores cursors by the name of "
+                "the client; connect with name='...'"
+            )
         return self._subscriptions.subscribe(
             unique,
-            start=start,
-            since_us=since_us,
-            cursor=cursor,
-            retained=retained,
-            no_local=no_local,
+            start=begin,
+            since_us=since,
+            cursor=name,
+            retained=handling,
+            no_local=bool(no_local),
             is_responder=is_responder,
             membership=membership,
         )
@@ -304,7 +304,7 @@ class ClientProtocol:
         self._work.is_used = True
         return self._work.jobs.submit(spec, payload)
 
-    def watch(self, number: int) -> JobView:
+    def watch(self, number: object) -> JobView:
         """Follow a job by its number. JobChanged reports its state, JobRefused that it does not exist."""
         self._require_open()
         if type(number) is not int or not 1 <= number < 2**63:
@@ -798,6 +798,34 @@ class ClientProtocol:
             self.pending_events.append(Reply(request, Done(request=request) if has_ended else message))
 
 
-def _check_start(start: object) -> None:
-    if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
-        raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
+def _check_number(what: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise UsageError(f"{what} is {value!r}: give a whole number between 0 and 2**63 - 1")
+    return value
+
+
+def _check_position(what: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise UsageError(f"{what} is {value!r}: it must lie between 0 and 2**63 - 1")
+    return value
+
+
+def _check_start(start: object) -> Start:
+    if start is None or isinstance(start, Bookmark):
+        return start
+    if isinstance(start, int):
+        return _check_position("start", start)
+    if start == "latest":
+        return "latest"
+    if start == "earliest":
+        return "earliest"
+    raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
+
+
+def _check_retained(retained: object) -> RetainHandling | None:
+    for known in _RETAIN_HANDLINGS:
+        if retained == known:
+            return known
+    if retained is not None:
+        raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
+    return None

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.broker.topics import check_filter
 from godwit.client.batches import ChannelDecoder, UnknownLabelError
 from godwit.client.events import Available, ClientEvent, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Bookmark, Message, make_bookmark
@@ -58,27 +59,33 @@ class Membership(msgspec.Struct, frozen=True):
     max_in_flight: int | None = None
 
 
-def make_membership(group: str | None, expiry_s: int | None, max_in_flight: int | None) -> Membership | None:
+def make_membership(group: object, expiry_s: object, max_in_flight: object) -> Membership | None:
     """Return the membership with these options of an application; None without any.
 
     Raises UsageError for an invalid one. The group may be empty if the filters name it.
     """
     if group is None and expiry_s is None and max_in_flight is None:
         return None
-    for what, value, least in (("group_expiry_s", expiry_s, 0), ("max_in_flight", max_in_flight, 1)):
-        if value is not None and (type(value) is not int or not least <= value < 2**32):
-            raise UsageError(f"{what} is {value!r}: give a whole number from {least} on")
-    return Membership("" if group is None else group, GROUP_EXPIRY_S if expiry_s is None else expiry_s, max_in_flight)
+    expiry, most = _check_count("group_expiry_s", expiry_s, 0), _check_count("max_in_flight", max_in_flight, 1)
+    if group is not None and not isinstance(group, str):
+        raise UsageError(f"group is {repr(group)[:80]}, of the type {type(group).__name__}: give a text (str)")
+    return Membership(group or "", GROUP_EXPIRY_S if expiry is None else expiry, most)
 
 
-def with_membership(filters: Sequence[str], membership: Membership | None) -> tuple[Sequence[str], Membership | None]:
+def _check_count(what: str, value: object, least: int) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value < 2**32:
+        raise UsageError(f"{what} is {value!r}: give a whole number from {least} on")
+    return value
+
+
+def with_membership(filters: Sequence[object], membership: Membership | None) -> tuple[list[str], Membership | None]:
     """Return the filters without the group that they name as `$share/NAME/FILTER`, and the membership in it.
 
-    Raises UsageError if they name several groups.
+    Raises UsageError if they name several groups, and for a filter that is not a text.
     """
-    if not all(type(text) is str for text in filters):
-        return filters, membership  # the check of the filters reports it
-    parts = [split_group(text) for text in filters]
+    parts = [split_group(text if isinstance(text, str) else check_filter(text)) for text in filters]
     names = {name for name, _ in parts}
     if names - {None}:
         name = names.pop()

@@ -214,8 +214,10 @@ class AsyncClient:
         properties = make_properties(**options) if options else NO_PROPERTIES
         publishers = self._runtime.publishers
         if timeout_s is None:
-            return await publishers.publish(topic, payload, qos=qos, retain=retain, properties=properties)
-        return await publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain, properties=properties)
+            return await publishers.publish(topic, payload, qos=qos, retain=bool(retain), properties=properties)
+        return await publishers.publish_within(
+            timeout_s, topic, payload, qos=qos, retain=bool(retain), properties=properties
+        )
 
     def publisher(
         self,
@@ -256,7 +258,7 @@ class AsyncClient:
             identity=identity,
             epoch=epoch or 0,
             sequence=sequence,
-            retain=retain,
+            retain=bool(retain),
             properties=make_properties(**options) if options else NO_PROPERTIES,
         )
 
@@ -577,10 +579,11 @@ class AsyncClient:
             timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
-            TopicError: The topic does not exist, or is in use.
+            TopicError: The name is invalid, or the topic does not exist or is in use.
             AccessError: This client may not delete it.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        check_topic(topic)
         await self._answered(self._request(lambda n: DeleteTopic(request=n, topic=topic), Done), timeout_s)
 
     async def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
@@ -605,8 +608,11 @@ class AsyncClient:
         Raises:
             BrokerError: The client does not exist.
             AccessError: This client may not list the subscriptions of others.
+            UsageError: The name of the client is not a text.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        if client is not None:
+            check_text("the client", client)
         return await self._answered(list_cursors(self._runtime, client), timeout_s)
 
     async def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:

@@ -51,6 +51,11 @@ def to_microseconds(since: Since | None) -> int | None:
     return since
 
 
+def _check_offset(offset: int | None) -> None:
+    if offset is not None and (type(offset) is not int or offset < 0):
+        raise UsageError(f"offset is {offset!r}: give the offset of a message, or None for the one after the last")
+
+
 class AsyncSubscription:
     """An async iterator over the messages that match the filters, in order. Made by `AsyncClient.subscribe`.
 
@@ -99,7 +104,7 @@ class AsyncSubscription:
         self._is_responder = is_responder
         self._membership = membership
         self._on_gap = on_gap
-        self._keep = cursor is not None if keep is None else keep
+        self._keep = cursor is not None if keep is None else bool(keep)
         self._core: Subscription | None = None
         self._failure: GodwitError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -174,7 +179,11 @@ class AsyncSubscription:
 
         Args:
             offset: Where a kept subscription resumes. By default after the last message that was returned.
+
+        Raises:
+            UsageError: The offset is invalid.
         """
+        _check_offset(offset)
         if (core := self._leave()) is not None:
             done_below = self._reached(offset)
             await self._runtime.leave_subscription(
@@ -349,8 +358,7 @@ class AsyncSubscription:
             BrokerError: The broker refused the commit.
             ReplyTimeoutError: The broker has not confirmed it within `timeout_s`.
         """
-        if offset is not None and (type(offset) is not int or offset < 0):
-            raise UsageError(f"offset is {offset!r}: give the offset of a message, or None for the one after the last")
+        _check_offset(offset)
         if self._core is None or self._cursor is None:
             raise UsageError("only a subscription with a cursor can be committed: subscribe(..., cursor='name')")
         await within(

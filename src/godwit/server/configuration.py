@@ -420,7 +420,7 @@ def _topics(file: ConfigurationFile, source: ConfigurationSource) -> dict[str, A
     }
 
 
-def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], None]) -> None:
+def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], object]) -> None:
     try:
         check(value)
     except (BadTopicError, BadFilterError) as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from godwit import limits
-from godwit.errors import ConfigurationError, UsageError
+from godwit.errors import ConfigurationError
 from godwit.transport.config import EndpointConfig
 from godwit.wire.control import Login, Welcome, Will, is_proof, make_proof
 
@@ -97,16 +97,3 @@ def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> s
         f"the broker did not prove that it knows the secret of {config.name!r}: "
         "it is not the one you meant, or it has another secret for this name"
     )
-
-
-def check_argument_name(what: str, name: object) -> str:
-    """Return the name of an identity, a cursor or a group. Raise UsageError if it is invalid."""
-    if not isinstance(name, str):
-        raise UsageError(f"{what} is {repr(name)[:80]}, of the type {type(name).__name__}: give a text (str)")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} {name[:40]!r} has characters that cannot be written as UTF-8") from None
-    if not 1 <= size <= limits.MAX_CLIENT_NAME_BYTES:
-        raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {limits.MAX_CLIENT_NAME_BYTES}")
-    return name

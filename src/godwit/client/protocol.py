@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 from godwit.broker.topics import check_filter, check_topic
-from godwit.client.config import ClientConfig, check_argument_name, make_login, welcome_problem
+from godwit.client.arguments import check_argument_name, check_number, check_position, check_retained, check_start
+from godwit.client.config import ClientConfig, make_login, welcome_problem
 from godwit.client.dialer import Backoff, Dialer, Random
 from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply, Unanswered
 from godwit.client.jobs import JobView
@@ -31,7 +32,7 @@ from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
 from godwit.client.relay import RelaySender
 from godwit.client.requests import RequestQueue
-from godwit.client.subscription import Membership, Start, Subscription, Subscriptions, with_membership
+from godwit.client.subscription import Membership, Subscription, Subscriptions, with_membership
 from godwit.client.work import ClientWork
 from godwit.client.worker import Lease
 from godwit.errors import FINAL_CODES, ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
@@ -61,7 +62,6 @@ from godwit.wire.control import (
     Ping,
     Pong,
     PublishRefused,
-    RetainHandling,
     Subscribed,
     UnknownKind,
     Welcome,
@@ -76,7 +76,6 @@ ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
 _ENDING_CODES: Final = frozenset((Code.KICKED, Code.TAKEN_OVER))
 """These end the client whatever other brokers would answer: the client was removed, or a newer one has its name."""
-_RETAIN_HANDLINGS: Final[tuple[RetainHandling, ...]] = get_args(RetainHandling)
 INSTANCE_BYTES: Final = 16
 UNANSWERED_S: Final = 1.0
 """After this time without a packet from the broker, a client that waits for one asks the broker and the network."""
@@ -176,8 +175,8 @@ class ClientProtocol:
             name,
             known,
             None if identity is None else check_argument_name("identity", identity),
-            _check_number("epoch", epoch),
-            _check_number("sequence", sequence),
+            check_number("epoch", epoch),
+            check_number("sequence", sequence),
         )
 
     def subscribe(
@@ -216,9 +215,9 @@ class ClientProtocol:
         unique = tuple(sorted(set(patterns)))
         if not 1 <= len(unique) <= MAX_FILTERS:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        begin = _check_start(start)
-        since = None if since_us is None else _check_position("since_us", since_us)
-        handling = _check_retained(retained)
+        begin = check_start(start)
+        since = None if since_us is None else check_position("since_us", since_us)
+        handling = check_retained(retained)
         if begin is not None and since is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
         if membership is not None:
@@ -796,36 +795,3 @@ class ClientProtocol:
         if self._requests.handle_answer(request):
             has_ended = self._subscriptions.handle_answer(request) and is_error
             self.pending_events.append(Reply(request, Done(request=request) if has_ended else message))
-
-
-def _check_number(what: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise UsageError(f"{what} is {value!r}: give a whole number between 0 and 2**63 - 1")
-    return value
-
-
-def _check_position(what: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise UsageError(f"{what} is {value!r}: it must lie between 0 and 2**63 - 1")
-    return value
-
-
-def _check_start(start: object) -> Start:
-    if start is None or isinstance(start, Bookmark):
-        return start
-    if isinstance(start, int):
-        return _check_position("start", start)
-    if start == "latest":
-        return "latest"
-    if start == "earliest":
-        return "earliest"
-    raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
-
-
-def _check_retained(retained: object) -> RetainHandling | None:
-    for known in _RETAIN_HANDLINGS:
-        if retained == known:
-            return known
-    if retained is not None:
-        raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
-    return None

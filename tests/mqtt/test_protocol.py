@@ -11,6 +11,7 @@ from tests.mqtt.world import Device, Message, MqttWorld
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.mqtt.packets import PacketType, Property, Reason
+from godwit.mqtt.receiver import AckSlot
 
 CONNACK = b"\x20\x02\x00\x00"
 KEEPS = {Property.SESSION_EXPIRY: 3600}
@@ -73,6 +74,21 @@ def test_acknowledgements_wait_for_the_log() -> None:
     world.commit()
     assert device.packets[-2:] == [client.ack(4, 1), client.ack(5, 2)]
     assert receiver.got() == [("t", b"1"), ("t", b"2")]
+
+
+def test_acknowledgements_end_before_the_first_that_is_not_complete() -> None:
+    """Some of the messages are stored, and others are not yet."""
+    receiver = MqttWorld().device("d").connection.receiver
+    first, second, third = (AckSlot(receiver, 0) for _ in range(3))
+    held_bytes = receiver.held_bytes
+    first.fill(b"1")
+    assert receiver.take_acks() == b"1"
+    assert receiver.held_bytes == held_bytes * 2 // 3
+    third.fill(b"3")
+    assert receiver.take_acks() == b""
+    second.fill(b"2")
+    assert receiver.take_acks() == b"23"
+    assert receiver.held_bytes == 0
 
 
 def test_a_disk_that_fails_closes_the_connection_without_an_acknowledgement() -> None:

@@ -88,6 +88,7 @@ def test_many_lines() -> None:
         (("decode",), "give TOPIC and PAYLOAD"),
         (("decode", "a"), "give TOPIC and PAYLOAD"),
         (("decode", "a", "b", "--lines"), "leave out TOPIC and PAYLOAD"),
+        (("decode", "--lines", "--content-type", "text/csv"), "leave out --content-type"),
         (("decode", "a", "@/nowhere/at/all"), "cannot read the payload"),
         (("decode", "a", "1", "--config", "/nowhere/at/all"), "cannot read the configuration"),
     ],

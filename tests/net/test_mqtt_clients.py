@@ -2,7 +2,7 @@
 
 The Python clients are among the requirements of the tests. Others are used where they are installed: mosquitto_pub and
 mosquitto_sub in PATH, Mosquitto itself as a bridge, and MQTT.js where node finds the module `mqtt` (NODE_PATH), or npm
-can install it into `build`.
+can install it into the cache of pytest.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -321,19 +320,25 @@ def has_tools() -> bool:
 
 @cache
 def has_mqtt_js() -> bool:
-    """Return whether node has the module `mqtt`, perhaps after installing it beside other public judges."""
-    if not shutil.which("node"):
-        return False
-    test = ["node", "-e", 'require("mqtt")']
-    if not subprocess.call(test, stderr=subprocess.DEVNULL):
-        return True
-    folder = Path(__file__).resolve().parents[2] / "build" / "mqtt-js"
-    if not folder.exists() and shutil.which("npm"):
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), MQTT_JS]
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, timeout=INSTALL_S, check=False, capture_output=True)
-    os.environ["NODE_PATH"] = str(folder / "node_modules")
-    return not subprocess.call(test, stderr=subprocess.DEVNULL)
+    return bool(shutil.which("node")) and not subprocess.call(
+        ["node", "-e", 'require("mqtt")'], stderr=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mqtt_js(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Install MQTT.js beside the public judges, if node and npm are here and node does not have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if shutil.which("node") and shutil.which("npm") and not has_mqtt_js():
+            assert pytestconfig.cache is not None
+            folder = pytestconfig.cache.mkdir("reference") / "mqtt-js"
+            if not folder.exists():
+                command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), MQTT_JS]
+                with suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run(command, timeout=INSTALL_S, check=False, capture_output=True)
+            patch.setenv("NODE_PATH", str(folder / "node_modules"))
+            has_mqtt_js.cache_clear()
+        yield
 
 
 CLIENTS: dict[str, tuple[type[MatrixClient], Callable[[], bool]]] = {

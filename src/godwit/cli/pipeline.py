@@ -299,10 +299,10 @@ def decode(
     """Show what the pipeline reads from a payload, or why it would go to quarantine. No Spark is started."""
     from godwit.cli.pipeline_decode import decode_lines, load_decoders, show_decoded
 
-    if lines and (topic is not None or content_type is not None):
-        raise UsageError(
-            "with --lines the messages come from standard input: leave out TOPIC, PAYLOAD and --content-type"
-        )
+    if lines and topic is not None:
+        raise UsageError("with --lines the messages come from standard input: leave out TOPIC and PAYLOAD")
+    if lines and content_type is not None:
+        raise UsageError("with --lines each message has its own content_type: leave out --content-type")
     if not lines and (topic is None or payload is None):
         raise UsageError("give TOPIC and PAYLOAD (or @FILE), or --lines")
     decoders = load_decoders(config, lake)

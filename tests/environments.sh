@@ -121,7 +121,7 @@ environment() { # create one environment, run its tests, and print one line
   SECONDS=0
   (run "$name" "$folder") >"$log" 2>&1 </dev/null || code=$?
   if [ "$code" != 0 ]; then verdict="FAILED ($code)"; fi
-  counts=$("$DEBIAN_PYTHON" "$ROOT/tests/summary.py" $(find "$folder/made/build/results" -name '*.xml' 2>/dev/null) | head -n 1)
+  counts=$("$DEBIAN_PYTHON" "$ROOT/tests/summary.py" $(find "$folder/made/build/results" -name '*.xml' 2>/dev/null) | sed -n 1p)
   printf '%-14s %-12s %s, %d min, log: %s\n' "$name" "$verdict" "$counts" $(((SECONDS + 59) / 60)) "$log"
   [ "$code" = 0 ] && rm -rf "$folder"
 }

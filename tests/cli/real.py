@@ -29,7 +29,7 @@ if sys.platform == "linux":  # no process is left behind when the tests are kill
     CODE = f"import ctypes; ctypes.CDLL(None).prctl(1, 9); {CODE}"
 GODWIT = [sys.executable, "-c", CODE]
 READY = re.compile(r"listening on udp://(\S+)")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are different there")
 

@@ -49,14 +49,15 @@ def test_a_context_names_the_archive_of_its_broker(nowhere: str, home: str, tmp_
 
 
 def test_a_selected_context_does_not_replace_the_comparison_of_latencies(
-    address: str, home: str, monkeypatch: pytest.MonkeyPatch
+    address: str, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
     monkeypatch.setattr("godwit_bench.latency.run", lambda **_: measured.append("comparison"))
     monkeypatch.setattr("godwit_bench.broker.latency", lambda load, **_: measured.append(load.broker))
     monkeypatch.setattr("godwit_tools.bench.print_report", lambda report, as_json: None)
     godwit("context", "add", "lab", "--broker", address, XDG_CONFIG_HOME=home)
-    assert godwit("bench", "latency", XDG_CONFIG_HOME=home).returncode == 0
+    compared = godwit("bench", "latency", "--folder", str(tmp_path), XDG_CONFIG_HOME=home)
+    assert compared.returncode == 0, compared.stderr
     assert godwit("--context", "lab", "bench", "latency", XDG_CONFIG_HOME=home).returncode == 0
     assert measured == ["comparison", address]
 

@@ -184,6 +184,27 @@ def test_words_go_both_ways_and_it_ends_with_the_pipe() -> None:
     assert child.process.exitcode == 0
 
 
+async def _never(line: ParentPipe) -> None:
+    line.send("ready")
+    await asyncio.Event().wait()
+
+
+def never(pipe: Pipe) -> None:
+    run_child(pipe, _never)
+
+
+def test_work_that_waits_for_ever_ends_with_the_pipe() -> None:
+    """As that of a room whose broker was killed together with the demo."""
+    child = Child("never", never)
+    try:
+        assert asyncio.run(child.wait_ready()) == "ready"
+        child.release()
+        child.process.join(120)
+        assert child.process.exitcode == 0
+    finally:
+        stop_children([child])
+
+
 @pytest.mark.parametrize(
     ("order", "error"),
     [("fail", "echo: it cannot be done"), ("die", r"the process of the echo ended unexpectedly \(exit code 7\)")],

@@ -148,13 +148,21 @@ class Session:
             self._running.remove(self._broker)
         command = command.partition("#")[0].strip().replace("127.0.0.1:1883", "127.0.0.1:0")
         command = f"{command} --listen {self.address}"
-        self._broker = self._popen(["bash", "-c", f"exec {command}"])
-        assert self._broker.stdout is not None
-        for line in self._broker.stdout:
-            if READY.search(line):
-                break
-        else:
-            raise AssertionError(f"{command} ended with {self._broker.wait()}")
+        ends = time.monotonic() + COMMAND_S
+        while True:
+            self._broker = self._popen(["bash", "-c", f"exec {command}"])
+            assert self._broker.stdout is not None
+            lines = []
+            for line in self._broker.stdout:
+                lines.append(line)
+                if READY.search(line):
+                    return
+            code, text = self._broker.wait(), "".join(lines)
+            # Between two brokers of a session another program may have been given the port for a moment.
+            assert "another socket has this port" in text, f"{command} ended with {code}: {text}"
+            assert time.monotonic() < ends, text
+            self._running.remove(self._broker)
+            time.sleep(0.1)
 
     def wait_for(self, command: str) -> None:
         """Wait until a worker or a subscriber that was started is known to the broker."""

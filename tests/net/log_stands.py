@@ -13,7 +13,7 @@ from godwit.broker.effects import Append, BrokerEvent, Locate, Read
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry, Slice
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,16 @@ Sent: TypeAlias = tuple[int, str, str, float, bytes]
 
 
 NO_PROPERTIES = (None,) * 5
+
+
+def lake_of_0_5_0(folder: Path) -> Lake:
+    """Unpack a lake that 0.5.0 wrote: two hours of one topic, a message a minute, two of them in quarantine."""
+    with tarfile.open(DATA / "lake-0.5.0.tar.gz") as archive:
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
+    return Lake(str(folder / "lake"))
 
 
 def local(moment: datetime) -> datetime:

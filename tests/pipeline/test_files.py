@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import tarfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import SparkSession
-from tests.pipeline.lakes import DATA
+from tests.pipeline.lakes import lake_of_0_5_0
 
 from godwit.pipeline import files
 from godwit.pipeline.datasets import bronze, readings
@@ -158,9 +157,7 @@ def added(table: LakeTable) -> list[dict[str, Any]]:
 
 
 def test_a_lake_of_0_5_0_gets_complete_statistics(tmp_path: Path, spark: SparkSession) -> None:
-    with tarfile.open(DATA / "lake-0.5.0.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    lake = Lake(str(tmp_path / "lake"))
+    lake = lake_of_0_5_0(tmp_path)
     silver = lake.table(readings.SPEC)
     assert by_delta(silver.address, "quantity", EQUAL, "value") == 0  # wrong
     assert [lake.table(spec).bring_forward(spark) for spec in ALL] == [1, 1, 1, 0, 2, 0, 0, 0, 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.archive import logs
 from tests.cli.real import godwit as run_godwit
-from tests.pipeline.lakes import DATA, LOG, RecordingListener, tables_at
+from tests.pipeline.lakes import LOG, RecordingListener, lake_of_0_5_0, tables_at
 from tests.spark.archives import Served, options, served
 from tests.spark.session import running_broker
 
@@ -140,9 +139,7 @@ def test_a_run_to_the_end_waits_for_an_archive_that_is_away(
 
 def test_a_lake_of_0_5_0_is_continued(tmp_path: Path, spark: SparkSession) -> None:
     """Its checkpoint is Spark's, and has read 120 messages of the log."""
-    with tarfile.open(DATA / "lake-0.5.0.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    lake = Lake(str(tmp_path / "lake"))
+    lake = lake_of_0_5_0(tmp_path)
     with served(tmp_path / "data", log_id=bytes.fromhex(LOG)) as place:
         add(place, 100)
         with pytest.raises(DataLossError, match="up to offset 120, and it ends at 100 now: an older copy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from godwit.cli.connection import (
     Target,
     TimeoutOption,
 )
+from godwit.errors import UsageError
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
 from godwit_bench.report import Report, merged, print_report
@@ -33,7 +35,6 @@ Folder = Annotated[
     typer.Option(
         exists=True,
         file_okay=False,
-        writable=True,
         help="Folder on the disk to be measured; all written files are removed.",
     ),
 ]
@@ -46,6 +47,9 @@ def group() -> None:
 
 def _run(measure: Callable[..., Report], as_json: bool, *, may_install: bool = False, **options: Any) -> None:
     """Run a benchmark with its progress on stderr, and print its report."""
+    folder = options.get("folder")
+    if folder is not None and not os.access(folder, os.W_OK):
+        raise UsageError(f"the folder {folder} cannot be written to: name another one with --folder")
     console = Console(stderr=True)
     if may_install:
         options["on_install"] = lambda command: console.print(f"a peer is missing, installing it: {command}")

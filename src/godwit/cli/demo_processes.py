@@ -83,8 +83,16 @@ def run_child(connection: Pipe, work: Callable[[ParentPipe], Coroutine[Any, Any,
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the demo ends this process itself
     # No clean shutdown: no process waits for it any more.
     pipe = ParentPipe(connection, on_closed=lambda: os._exit(0))
+
+    async def watched() -> None:
+        closed = asyncio.create_task(pipe.wait_closed())  # the work may wait for a broker that is gone
+        try:
+            await work(pipe)
+        finally:
+            closed.cancel()
+
     try:
-        loop.run(work(pipe))
+        loop.run(watched())
     except GodwitError as error:
         pipe.send(ChildFailure(str(error)))
 

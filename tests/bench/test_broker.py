@@ -20,9 +20,10 @@ from tests.cli.real import (
 )
 
 from godwit import sync as godwit_sync
-from godwit.errors import GodwitError
+from godwit.errors import GodwitError, UsageError
 from godwit_bench import broker as broker_bench
 from godwit_bench.report import Report
+from godwit_tools import bench as bench_commands
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +107,11 @@ def test_a_killed_broker_ends_it(command: str) -> None:
             assert bench.wait() == 1
             assert "and did not come back within 5 s: check that it runs" in bench.err.line()
             assert bench.err.rest() == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    def measure(**options: object) -> Report:
+        raise AssertionError(f"it ran with {options}")
+
+    with pytest.raises(UsageError, match="cannot be written to: name another one with --folder"):
+        bench_commands._run(measure, as_json=True, folder=tmp_path / "missing")

@@ -35,12 +35,12 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         try:
             yield process
-            assert_nobody_is_left(process.pid)
+            assert_no_process_is_left(process.pid)
         finally:
             process.kill()
 
 
-def assert_nobody_is_left(group: int) -> None:
+def assert_no_process_is_left(group: int) -> None:
     deadline = time.monotonic() + 60.0
     while members := living_members(group):
         assert time.monotonic() < deadline, f"still there: {members}"

@@ -1,4 +1,4 @@
-"""Compile the core while a wheel is built, if GODWIT_CORE=compiled demands it; else the wheel has the sources alone.
+"""Compile the core while a wheel is built, if there is a C compiler; else the wheel has the sources alone.
 
 `pip install` builds a wheel, and an editable install does so too: its wheel has the compiled core and a pointer to the
 sources. `src/godwit/compiled_core.py` describes the package that this makes, docs/decisions/0060 gives the reasons.
@@ -8,7 +8,8 @@ fields. So a module is split before it is compiled. Its data classes go into a s
 the compiled one imports each of them where its definition was. When that happens the class is defined in the namespace
 of the compiled module (`StructLoader` in compiled_core.py), so that everything is as if it had never been moved.
 
-    GODWIT_CORE=compiled        compile, and fail if that is impossible
+    GODWIT_CORE=interpreted     do not compile
+    GODWIT_CORE=compiled        fail if the core cannot be compiled
     GODWIT_CORE_BUILD=FOLDER    keep generated files and the compiled core here, and use them the next time
 """
 
@@ -49,11 +50,17 @@ class CompiledCoreHook(BuildHookInterface[Any]):
         return REQUIREMENTS if _is_wanted() and _has_compiler() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and include the result."""
+        """Compile, and include the result. Without GODWIT_CORE=compiled a failure leaves a wheel without it."""
         if self.target_name != "wheel" or not _is_wanted():
             return
         self.folder = Path(os.environ.get("GODWIT_CORE_BUILD") or tempfile.mkdtemp(prefix="godwit-core-")).absolute()
-        package = compile_core(self.folder)
+        try:
+            package = compile_core(self.folder)
+        except (Exception, SystemExit) as error:
+            if os.environ.get(CORE["VARIABLE"]) == "compiled":
+                raise
+            self.app.display_warning(f"the core is not compiled, its sources will be interpreted: {error}")
+            return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         build_data["force_include_editable" if version == "editable" else "force_include"][str(package)] = package.name
@@ -65,7 +72,7 @@ class CompiledCoreHook(BuildHookInterface[Any]):
 
 
 def _is_wanted() -> bool:
-    return os.environ.get(CORE["VARIABLE"]) == "compiled" and sys.implementation.name == "cpython"
+    return os.environ.get(CORE["VARIABLE"]) != "interpreted" and sys.implementation.name == "cpython"
 
 
 def _has_compiler() -> bool:
@@ -320,5 +327,7 @@ def build_extensions(extensions: list[Any], objects: Path, target: Path) -> dict
     return built
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # --check: the exit code tells whether there is a compiler
+    if sys.argv[1] == "--check":
+        sys.exit(not _has_compiler())
     print(compile_core(Path(sys.argv[1]).resolve()))

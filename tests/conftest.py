@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from godwit.compiled_core import is_compiled
+from godwit.compiled_core import describe_form, is_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +49,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show in which form the core ran: after an edit it is interpreted, until it is compiled again."""
+    terminalreporter.write_line(f"core: {describe_form()}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--replacing", metavar="FILE", help="write a list of tests that need the interpreted core")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that take long and mostly wait, so that no worker ends long after the others."""
+    order = {folder: place for place, folder in enumerate(_SLOWEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("/")[2].partition("/")[0], len(order)))
+
+
+_replacing: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect the tests that were skipped because they replace a part of a compiled module."""
+    if report.skipped and _REPLACES in str(report.longrepr):
+        _replacing.add(report.nodeid.partition("[")[0])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write their names, as arguments of pytest."""
+    path = session.config.getoption("--replacing")
+    if path and not hasattr(session.config, "workerinput"):
+        Path(path).write_text("".join(f"{name}\n" for name in sorted(_replacing)), encoding="utf-8")
+
+
 def _modules_of(target: object) -> tuple[str, ...]:
     """Return the names of modules that the target of a patch can belong to."""
     if isinstance(target, str):
@@ -58,13 +89,15 @@ def _modules_of(target: object) -> tuple[str, ...]:
     return ((target if isinstance(target, type) else type(target)).__module__,)
 
 
+_REPLACES: Final = "replaces a part of a compiled module"
+_SLOWEST: Final = ("system", "spark", "pipeline", "bench", "docs", "cli", "archive", "net", "sim")
 _set_attribute: Final[Callable[..., None]] = pytest.MonkeyPatch.setattr
 
 
 def _set_attribute_or_skip(self: pytest.MonkeyPatch, target: object, *arguments: Any, **options: Any) -> None:
     """Skip a test that replaces a part of a compiled module, where it has no effect. `make test` runs both forms."""
     if any(is_compiled(module) for module in _modules_of(target)):
-        pytest.skip("replaces a part of a compiled module")
+        pytest.skip(_REPLACES)
     _set_attribute(self, target, *arguments, **options)
 
 
@@ -86,11 +119,18 @@ def missing_java() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests that need one; it is made when the first of them asks."""
-    from tests.spark.session import small_session
-
     import godwit.spark
+    from tests.spark.session import small_session
 
     session = small_session()
     godwit.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let brokers without a data folder store their keys in a folder of the tests, and not in the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

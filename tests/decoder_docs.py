@@ -40,7 +40,8 @@ def _recognised(one: type[Decoder]) -> str:
         topics += ", topics that its definitions name"
     forms = "" if one.forms == FORMS else ", payloads: " + ", ".join(sorted(one.forms))
     keys = "" if not one.keys else ", keys " + " or ".join(_codes(sorted(keys)) for keys in one.keys)
-    return topics + forms + keys
+    types = "" if not one.content_types else "; content types " + _codes(one.content_types)
+    return topics + forms + keys + types
 
 
 def _codes(names: object) -> str:

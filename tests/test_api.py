@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.net.running import broker_and_client, broker_in_thread, run
 
 import godwit
 from godwit import sync
 from godwit_tools import api_reference
+from tests.net.running import broker_and_client, broker_in_thread, run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = [
@@ -178,6 +178,11 @@ CALLS: dict[str, Callable[[godwit.AsyncClient, Any], Awaitable[object]]] = {
     "publish topic": lambda client, wrong: client.publish(wrong, b"x"),
     "publish payload": lambda client, wrong: client.publish("t", wrong),
     "publish qos": lambda client, wrong: client.publish("t", b"x", qos=wrong),
+    "publish retain": lambda client, wrong: client.publish("t", b"x", retain=wrong),
+    "publish headers": lambda client, wrong: client.publish("t", b"x", headers=wrong),
+    "publish content_type": lambda client, wrong: client.publish("t", b"x", content_type=wrong),
+    "publish reply_to": lambda client, wrong: client.publish("t", b"x", reply_to=wrong),
+    "publish correlation": lambda client, wrong: client.publish("t", b"x", correlation=wrong),
     "publish timeout_s": lambda client, wrong: client.publish("t", b"x", timeout_s=wrong or 5),
     "submit kind": lambda client, wrong: client.submit(wrong),
     "submit payload": lambda client, wrong: client.submit("k", wrong),
@@ -197,6 +202,10 @@ CALLS: dict[str, Callable[[godwit.AsyncClient, Any], Awaitable[object]]] = {
     "cancel_job reason": lambda client, wrong: client.cancel_job(1, wrong),
     "topics": lambda client, wrong: client.topics(wrong),
     "create_topic": lambda client, wrong: client.create_topic(wrong),
+    "delete_topic": lambda client, wrong: client.delete_topic(wrong),
+    "cursors": lambda client, wrong: client.cursors(wrong),
+    "delete_group": lambda client, wrong: client.delete_group(wrong),
+    "retry_job": lambda client, wrong: client.retry_job(wrong),
     "kick": lambda client, wrong: client.kick(wrong),
     "kick filters": lambda client, wrong: client.kick("x", wrong),
     "kick reason": lambda client, wrong: client.kick("x", reason=wrong),
@@ -229,17 +238,26 @@ def test_wrong_arguments_of_subscriptions_publishers_and_files() -> None:
         async with broker_and_client("anna") as (_, client):
             for wrong in WRONG:
                 await await_outcome(subscribe(client, wrong))
-                for option in ("start", "since", "cursor", "on_gap", "keep"):
+                for option in ("start", "since", "cursor", "on_gap", "keep", "retained", "no_local"):
                     await await_outcome(subscribe(client, "t", **{option: wrong}))
+                await await_outcome(subscribe(client, "t", group=wrong))
+                for option in ("group_expiry_s", "max_in_flight"):
+                    await await_outcome(subscribe(client, "t", group="g", **{option: wrong}))
                 outcomes(client.publisher, wrong)
-                for option in ("qos", "identity", "epoch", "sequence", "retain"):
+                for option in ("qos", "identity", "epoch", "sequence"):
                     outcomes(client.publisher, "t", **{"identity": "me", "epoch": 1, option: wrong})
+                publisher = client.publisher("t", retain=wrong)
+                publisher.send(b"x")
+                await publisher.flush()
                 outcomes(client.publisher("t").send, wrong)
                 for option in ("folder", "progress", "on_problem", "max_file_bytes", "max_total_bytes"):
                     outcomes(client.receive_files, "t", **{"folder": "in", option: wrong})
             async with client.subscribe("t", cursor="c") as messages:
                 for wrong in WRONG:
                     await await_outcome(messages.commit(wrong))
+                    if wrong != 5 and wrong is not None:
+                        await await_outcome(messages.close(wrong))
+                assert "at offset" in repr(messages)
 
     run(test)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import hatch_build
 import pytest
-from tests.cli.real import environment
 
 from godwit import compiled_core
 from godwit.compiled_core import PACKAGES, is_compiled, source_digest, source_files
+from tests.cli.real import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "godwit"
@@ -106,8 +106,8 @@ def classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
 
 
-def test_unless_it_is_demanded_the_wheel_has_the_sources_alone(tmp_path: Path) -> None:
-    build(tmp_path, GODWIT_CORE="", GODWIT_CORE_BUILD=str(tmp_path / "core"))
+def test_without_a_compiler_the_wheel_has_the_sources_alone(tmp_path: Path) -> None:
+    build(tmp_path, CC=str(tmp_path / "no-compiler"), GODWIT_CORE="", GODWIT_CORE_BUILD=str(tmp_path / "core"))
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as opened:
@@ -125,6 +125,17 @@ def test_a_wheel_carries_the_compiled_core(tmp_path: Path) -> None:
         opened.extractall(tmp_path / "installed")
     shown = show(PYTHONPATH=str(tmp_path / "installed"), GODWIT_CORE="compiled").stdout
     assert shown.startswith(f"compiled {tmp_path / 'installed' / 'godwit_core'}")
+
+
+def test_tests_that_need_the_interpreted_core_are_listed(tmp_path: Path) -> None:
+    """`make test` runs them in that form, after the compiled one has skipped them."""
+    if not is_compiled("godwit.client.protocol"):
+        pytest.skip("the core is interpreted here")
+    name = "tests/net/test_failover.py::test_a_report_of_the_network_is_a_hint"
+    listed = tmp_path / "listed.txt"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--replacing={listed}", name]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert listed.read_text() == f"{name}\n"
 
 
 def build(folder: Path, **variables: str) -> None:

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests import module_tables
 
 from godwit import limits
 from godwit.broker.jobs.model import JobEvent
 from godwit_tools import site
+from tests import module_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tests.language import PATTERNS, ROOT, counts, files, occurrences
 
 PRODUCT = ("src", "tools", "docs", "examples", "*.md")

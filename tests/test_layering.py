@@ -27,21 +27,23 @@ LAYERS: dict[str, tuple[str, str]] = {
     "install": ("", ""),  # the name of the distribution
     "compiled_core": ("", "godwit_core"),  # finds the compiled form of the layers below
     "impairment": ("", ""),  # a bad network, for the relay and the simulator
+    "metrics": ("errors", "msgspec prometheus_client"),  # the endpoint of any process, in a thread of its own
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
+    "capture": ("errors limits wire", "msgspec"),  # files and drawings of packets; bytes in, text out
     "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
     "native": (f"{CORE} broker", "msgspec"),  # the first protocol that uses these ports
     "mqtt": ("errors limits wire broker", "msgspec"),  # the second
     "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
+    "net": (f"capture install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("install spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
+    "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
-        f"__init__ compiled_core install {MACHINES} impairment net archive spark pipeline console",
+        f"__init__ capture compiled_core install metrics {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
     ),
     "sync": ("net", ""),
@@ -68,7 +70,7 @@ VALUES_IN_CORE = frozenset(("godwit.wire.control.Will",))
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
 SANS_IO = [
     "errors", "limits", "wire", "transport", "broker", "native", "mqtt", "store", "server", "client", "impairment",
-    "godwit_sim",
+    "capture", "godwit_sim",
 ]  # fmt: skip
 IMPURE: dict[str, str] = {
     "time": "a clock",

@@ -13,11 +13,11 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 import godwit
 from godwit.compiled_core import describe_form
 from godwit.install import DISTRIBUTION
+from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib")
@@ -87,7 +87,9 @@ def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> No
     spark = {"deltalake", "duckdb", "msgpack", "numpy", "pandas", "pint", "protobuf", "pyarrow", "pyspark"}
     assert of_extra["spark"] == spark
     base = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
-    assert base == {"apsw", "cbor2", "crc32c", "msgspec", "prompt-toolkit", "rich", "typer", "uvloop"}
+    core = {"apsw", "cbor2", "crc32c", "msgspec", "prometheus-client", "prompt-toolkit", "rich", "typer", "uvloop"}
+    sealing = {"cryptography", "pyopenssl"}
+    assert base == core | sealing
 
 
 # -- without extras ---------------------------------------------------------------------------------------------------

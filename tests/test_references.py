@@ -1,4 +1,4 @@
-"""The reference systems R1 to R5: which test proves each of their features.
+"""The reference systems R1 to R5, and MQTT: which test proves each of their features.
 
 A row names the feature as Godwit has it, tests that prove it on the way from the wire to the command line, and what of
 it is not there yet. The rest of the file checks that every named test exists.
@@ -552,6 +552,153 @@ ROWS = [
         cli/test_shell_commands.py::test_updates_of_a_job_are_shown_while_the_user_types
         """,
     ),
+    # -- MQTT ---------------------------------------------------------------------------------------------------------
+    Row(
+        "MQTT",
+        "connections: clean start, session present, expiry, takeover, assigned identifiers, keep alive",
+        """
+        mqtt/test_protocol.py::test_client_identifiers
+        mqtt/test_protocol.py::test_the_session_expiry_is_bounded_and_can_be_changed_at_the_end
+        mqtt/test_protocol.py::test_a_silent_client_is_disconnected_after_its_keep_alive
+        mqtt/test_hostile_clients.py::test_a_keep_alive_is_reported_only_if_it_differs
+        """,
+    ),
+    Row(
+        "MQTT",
+        "QoS 0, 1 and 2 both ways, acknowledged after the commit",
+        """
+        mqtt/test_protocol.py::test_a_message_from_one_client_to_another
+        mqtt/test_protocol.py::test_acknowledgements_wait_for_the_log
+        mqtt/test_protocol.py::test_a_qos_2_message_is_published_once_whatever_is_repeated
+        mqtt/test_protocol.py::test_a_release_that_is_not_stored_is_not_sent
+        """,
+    ),
+    Row(
+        "MQTT",
+        "sessions across reconnects, restarts and kills, with the same packet identifiers and DUP",
+        """
+        mqtt/test_protocol.py::test_messages_in_flight_are_repeated_with_their_identifiers_after_a_reconnect
+        mqtt/test_protocol.py::test_a_restarted_broker_resumes_sessions
+        net/test_mqtt_killed.py::test_nothing_acknowledged_is_lost_when_the_broker_is_killed
+        sim/worlds/test_mqtt.py::test_a_seed
+        """,
+    ),
+    Row(
+        "MQTT",
+        "wills with delay and properties",
+        """
+        mqtt/test_protocol.py::test_a_will_is_published_unless_the_client_says_goodbye
+        mqtt/test_protocol.py::test_a_will_waits_for_its_delay
+        mqtt/test_protocol.py::test_a_will_expires_after_it_was_published
+        """,
+    ),
+    Row(
+        "MQTT",
+        "retained messages, options of subscriptions, identifiers, overlapping filters",
+        """
+        mqtt/test_protocol.py::test_options_of_subscriptions
+        mqtt/test_protocol.py::test_one_copy_for_overlapping_filters_with_all_identifiers
+        mqtt/test_protocol.py::test_mqtt_and_native_clients_share_topics_and_retained_messages
+        mqtt/test_protocol.py::test_unsubscribe
+        """,
+    ),
+    Row(
+        "MQTT",
+        "shared subscriptions",
+        """
+        mqtt/test_groups.py::test_each_message_goes_to_one_member
+        mqtt/test_groups.py::test_native_and_mqtt_members_share_one_group
+        net/test_mqtt_clients.py::test_members_of_a_consumer_group
+        """,
+    ),
+    Row(
+        "MQTT",
+        "topic aliases, receive maximum, maximum packet size",
+        """
+        mqtt/test_protocol.py::test_topic_aliases_both_ways
+        mqtt/test_protocol.py::test_the_quota_of_a_client_is_kept
+        mqtt/test_protocol.py::test_a_receive_maximum_that_is_exceeded
+        mqtt/test_protocol.py::test_longer_packets_than_the_client_accepts_are_not_sent
+        """,
+    ),
+    Row(
+        "MQTT",
+        "properties and expiry of messages, requests and replies",
+        """
+        mqtt/test_protocol.py::test_properties_of_messages_arrive_also_with_a_retained_message
+        mqtt/test_protocol.py::test_a_message_that_has_expired_is_not_sent
+        mqtt/test_protocol.py::test_response_information
+        net/test_mqtt.py::test_requests_and_replies_between_native_and_mqtt_clients
+        net/test_replies.py::test_observers_are_not_responders
+        """,
+    ),
+    Row(
+        "MQTT",
+        "users: password, SCRAM-SHA-256, certificates, access rules",
+        """
+        mqtt/test_protocol.py::test_access_rules_apply_to_the_user
+        mqtt/test_scram.py::test_a_login_and_another_authentication_later
+        net/test_mqtt.py::test_a_certificate_names_the_user
+        net/test_mqtt.py::test_tls_and_a_new_certificate
+        """,
+    ),
+    Row(
+        "MQTT",
+        "figures under `$SYS/broker`, QoS 0 into the log",
+        """
+        mqtt/test_protocol.py::test_figures_under_the_names_of_other_brokers
+        mqtt/test_protocol.py::test_qos_0_of_mqtt_clients_can_be_logged
+        """,
+    ),
+    Row(
+        "MQTT",
+        "public judges: packet sequences over TCP and WebSocket, interoperability",
+        """
+        net/test_mqtt_judges.py::test_packet_sequences
+        net/test_mqtt_judges.py::test_interoperability_with_paho
+        mqtt/test_sequences.py::test_the_broker_answers_as_the_reference_sequences_expect
+        """,
+    ),
+    Row(
+        "MQTT",
+        "clients: a matrix at 3.1.1 and 5.0, a bridge, MQTT-SN through a gateway",
+        """
+        net/test_mqtt_clients.py::test_a_client_of_the_matrix
+        net/test_mqtt_clients.py::test_a_bridge_of_mosquitto
+        net/test_mqtt_sn.py::test_sensors_behind_the_gateway
+        """,
+    ),
+    Row(
+        "MQTT",
+        "bad input: lengths that are claims, clients that never read, many filters, identifiers used again, aliases",
+        """
+        mqtt/test_packets.py::test_a_length_is_only_a_claim
+        mqtt/test_protocol.py::test_a_client_that_never_reads_costs_no_more_than_its_window
+        net/test_mqtt.py::test_many_filters_in_one_subscribe_and_a_random_stream
+        mqtt/test_protocol.py::test_packet_identifiers_that_are_used_again_too_early
+        net/test_mqtt.py::test_invalid_packets_end_their_connection_and_no_other
+        """,
+    ),
+    Row(
+        "MQTT",
+        "bad input: silent and slow connections, TLS handshakes without an end, WebSocket frames, foreign pages",
+        """
+        net/test_mqtt.py::test_silent_and_slow_connections_hurt_no_other
+        net/test_mqtt.py::test_handshakes_of_tls_that_never_end_are_counted
+        net/test_mqtt.py::test_invalid_websocket_frames
+        net/test_mqtt.py::test_a_websocket_with_fragments_and_pings
+        net/test_mqtt.py::test_pages_that_may_connect
+        """,
+    ),
+    Row(
+        "MQTT",
+        "guides: from a device to a table, tested with paho-mqtt and MQTT.js",
+        """
+        net/test_mqtt.py::test_the_device_of_the_guide
+        net/test_mqtt_clients.py::test_the_dashboard_of_the_guide
+        pipeline/test_repair.py::test_content_types_choose_decoders
+        """,
+    ),
 ]
 
 
@@ -572,4 +719,4 @@ def test_every_feature_has_its_test(row: Row) -> None:
 
 
 def test_every_row_of_the_systems_is_there() -> None:
-    assert Counter(row.system for row in ROWS) == {"R1": 11, "R2": 9, "R3": 7, "R4": 13, "R5": 13}
+    assert Counter(row.system for row in ROWS) == {"R1": 11, "R2": 9, "R3": 7, "R4": 13, "R5": 13, "MQTT": 15}

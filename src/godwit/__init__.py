@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         ReplyTimeoutError,
         RequestError,
         RequestFailedError,
+        SealingError,
         SocketError,
         TakenOverError,
         TopicError,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from godwit.net.publisher import AsyncPublisher, BufferFull
     from godwit.net.replies import AsyncResponder, ReplyHandler, RequestOptions
     from godwit.net.runtime import OnState
+    from godwit.net.security import Security
     from godwit.net.subscription import AsyncSubscription, OnGap, Since
     from godwit.net.tasks import Task, TaskFailed
     from godwit.net.worker import TaskHandler, Worker
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from godwit.transport.connection_state import Statistics
     from godwit.wire.control import ClientInfo, GroupInfo, RetainHandling, TopicInfo, Will
     from godwit.wire.jobs import JobInfo, JobState, TaskInfo
+    from godwit.wire.relay import BridgeInfo
 
     __version__: str
 
@@ -97,6 +100,7 @@ __all__ = [
     "BadKindError",
     "BadTopicError",
     "Bookmark",
+    "BridgeInfo",
     "BrokerError",
     "BrokerUnreachableError",
     "Brokers",
@@ -142,6 +146,8 @@ __all__ = [
     "RequestFailedError",
     "RequestOptions",
     "RetainHandling",
+    "SealingError",
+    "Security",
     "SentFile",
     "Since",
     "SocketError",
@@ -189,6 +195,7 @@ _NAMES_BY_MODULE = {
     "net.publisher": "AsyncPublisher BufferFull",
     "net.replies": "AsyncResponder ReplyHandler RequestOptions",
     "net.runtime": "OnState",
+    "net.security": "Security",
     "net.subscription": "AsyncSubscription OnGap Since",
     "net.tasks": "Task TaskFailed",
     "net.worker": "TaskHandler Worker",
@@ -196,6 +203,7 @@ _NAMES_BY_MODULE = {
     "transport.connection_state": "Statistics",
     "wire.control": "ClientInfo GroupInfo RetainHandling TopicInfo Will",
     "wire.jobs": "JobInfo JobState TaskInfo",
+    "wire.relay": "BridgeInfo",
 }
 """The modules of the public names. The other names are errors."""
 

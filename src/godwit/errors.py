@@ -20,12 +20,13 @@
      |    +-- NameInUseError          another client has this name
      |    +-- TakenOverError          the same client has connected again elsewhere
      |    +-- KickedError             another client removed this client or its subscription
+     |    +-- SealingError            the connection must be sealed, or this broker's certificate is not trusted
      +-- JobFailedError          a job has ended without all its results; `results` and `errors` have the rest
      |    +-- JobCancelledError       a job was cancelled
      +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
      +-- MessageExpiredError     a message expired in this client's queue, before the broker confirmed it
      +-- RequestError            a request to another client has no result
-     |    +-- NoResponderError        no client is subscribed to its topic
+     |    +-- NoResponderError        no client that may reply is subscribed
      |    +-- NoReplyError            no reply came in time; also a TimeoutError
      |    +-- RequestFailedError      the responder reports a failure; `reply` is its message
      +-- BrokerUnreachableError  no broker answered in time
@@ -71,6 +72,8 @@ class Code(IntEnum):
     """The other side does not know the connection, because it was restarted. Never sent in a close."""
     INTERNAL = 8
     """A defect of the program that reports it."""
+    SEALING = 9
+    """The connection must be sealed, or sealing it failed: for example the peer's certificate is not trusted."""
     UNKNOWN_KIND = 100
     MALFORMED = 101
     NOT_ALLOWED = 102
@@ -225,6 +228,10 @@ class KickedError(BrokerError):
     """Another client, which has the right to do so, removed this client or its subscription."""
 
 
+class SealingError(BrokerError):
+    """The connection must be sealed and is not, or the broker's certificate is not the expected one."""
+
+
 MAX_LINE_CHARACTERS: Final = 1000
 """Longer texts of peers are cut in errors and log records."""
 
@@ -249,6 +256,7 @@ _BY_CODE: Final[Mapping[int, Callable[[int, str], BrokerError]]] = {
     Code.NAME_IN_USE: NameInUseError,
     Code.TAKEN_OVER: TakenOverError,
     Code.KICKED: KickedError,
+    Code.SEALING: SealingError,
     Code.TOPIC_EXISTS: TopicError,
     Code.NO_SUCH_JOB: JobError,
     Code.BAD_KIND: lambda _code, text: BadKindError(text),
@@ -325,7 +333,7 @@ class RequestError(GodwitError):
 
 
 class NoResponderError(RequestError):
-    """No client is subscribed to the topic of a request."""
+    """No client that may reply is subscribed to the topic of a request."""
 
 
 class NoReplyError(RequestError, TimeoutError):

@@ -115,6 +115,27 @@ HANDSHAKE_STALE_S: Final = 3.0
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 
+# -- sealed connections -----------------------------------------------------------------------------------------------
+MAX_CRYPTO_BYTES: Final = 64 * KIB
+"""*protocol*: of the TLS handshake in each direction."""
+MAX_CRYPTO_PIECES: Final = 16
+"""Parts of it that wait for earlier ones."""
+MAX_SEALING: Final = 512
+"""TLS handshakes that a server has at once: each holds about 40 KB. A new one replaces the oldest of the host that has
+the most, or is refused."""
+SEALING_TIMEOUT_S: Final = 20.0
+"""How long a client waits for the end of the TLS handshake after its connect was accepted."""
+HALF_OPEN_TIMEOUT_S: Final = 10.0
+"""How long a server waits for it."""
+TLS_STEPS_A_TURN: Final = 8
+"""TLS computations of a server before it serves its open connections again: one takes about 0.4 ms."""
+KEY_PACKETS: Final = 2**22
+"""A key is replaced after this many packets, or after KEY_LIFETIME_S."""
+MAX_KEY_PACKETS: Final = 2**23
+"""*protocol*: no key seals more packets (RFC 9001, 6.6, for packets of up to 64 KiB)."""
+KEY_LIFETIME_S: Final = 3600.0
+assert KEY_PACKETS < MAX_KEY_PACKETS
+
 # -- batches and control messages -------------------------------------------------------------------------------------
 MAX_BATCH_MESSAGES: Final = 65_536
 """*protocol*: in one batch."""
@@ -146,6 +167,14 @@ MAX_FIRST_ITEMS: Final = 256
 """*protocol*: the same before the login, and in record 0 of a channel."""
 MAX_OPEN_RECORD_BYTES: Final = 8 * KIB
 """*protocol*: record 0 of a channel that a client opens."""
+MAX_RELAY_FILTERS: Final = 32
+"""*protocol*: filters of a bridge."""
+MAX_RELAY_FILTERS_BYTES: Final = 4 * KIB
+"""Of all filters of a bridge, with its prefix."""
+MAX_RELAY_SOURCES: Final = 64
+"""*protocol*: logs whose messages flow into a broker by bridges."""
+MAX_RELAY_MARKS: Final = 100_000
+"""Links and logs of which a hub remembers how far it has their messages."""
 
 # -- topics, clients, sessions ----------------------------------------------------------------------------------------
 MAX_TOPIC_BYTES: Final = 1024
@@ -310,5 +339,7 @@ assert MAX_CAPACITY * 24 + MAX_KINDS * (MAX_KIND_BYTES + 4) < MAX_CONTROL_RECORD
 assert MAX_CAPACITY * 4 + MAX_KINDS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS, "all leases of a worker"
 assert MAX_WATCHED_AT_ONCE + MAX_FILTERS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS
 assert MAX_LOGIN_BYTES < MAX_CONTROL_RECORD_BYTES
+assert MAX_RELAY_FILTERS_BYTES + 17 * MAX_RELAY_SOURCES + 16 * 24 + 256 < MAX_OPEN_RECORD_BYTES
+assert MAX_RELAY_FILTERS + MAX_RELAY_SOURCES + 3 * 16 + 16 < MAX_FIRST_ITEMS
 assert MAX_WATCHED_AT_ONCE * 9 < MAX_CONTROL_RECORD_BYTES
 assert LEASE_S >= IDLE_TIMEOUT_S, "a worker whose connection is being missed still has its tasks"

@@ -89,6 +89,8 @@ def _extension_columns(entry: Entry, extension: bytes | None) -> dict[str, Any]:
         "reply_to": found.reply_topic,
         "correlation": found.correlation,
         "expires": None if expires_us is None else _time(expires_us),
+        "origin_log": None,
+        "origin_offset": None,
     }
 
 

@@ -23,6 +23,7 @@ from godwit.archive.columns import (
 from godwit.errors import LogDamagedError
 from godwit.store.block import BlockRow, decode_block, encode_block, encode_blocks, open_block
 from godwit.wire.batch import Entry
+from godwit.wire.extension import add_origin
 
 SCHEMA = schema_of(logs.LOG_ID)
 
@@ -81,6 +82,27 @@ def test_extensions_of_wanted_topics(found: list[tuple[BlockRow, list[tuple[int,
     batch.validate(full=True)
     pairs = [pair for _, pairs in found for pair in pairs if pair[1].topic in wanted]
     assert batch.to_pylist() == logs.rows_of(pairs, with_extensions=True)
+
+
+def test_the_origin_of_messages_that_came_by_a_bridge() -> None:
+    log = bytes(range(16))
+    relayed = add_origin(b"", log, 1000)
+    assert relayed is not None
+    entries = [
+        (0, logs.make_entry("t", [b"a", b"b", b"c"], extension=relayed)),
+        (3, logs.make_entry("t", [b"d"])),
+        (4, logs.make_entry("t", [b"e", b"f"], extension=relayed)),
+    ]
+    rows = MessageColumns(opened(encode_block(entries)), with_extensions=True)
+    schema = schema_of(logs.LOG_ID, ["offset", "origin_log", "origin_offset"])
+    expected = [(0, 1000), (1, 1001), (2, 1002), (3, None), (4, 1000), (5, 1001)]
+    for start in range(6):
+        for stop in range(start, 7):
+            batch = rows.record_batch(schema, start, stop)
+            batch.validate(full=True)
+            found = [(row["offset"], row["origin_offset"]) for row in batch.to_pylist()]
+            assert found == expected[start:stop]
+            assert {row["origin_log"] for row in batch.to_pylist()} <= {None, log.hex()}
 
 
 def test_long_extensions_make_small_pieces() -> None:

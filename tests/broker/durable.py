@@ -116,6 +116,8 @@ class KeepingStore(MemoryStore):
                 kept["query", query] = change
             case ch.QueryDeleted(query=query):
                 kept.pop(("query", query), None)
+            case ch.RelayRow(link=link, log=log):
+                kept["relay", link, log] = change
             case _:
                 self._fold_work(change)
 

@@ -33,8 +33,8 @@ def godwit(*arguments: str, input: bytes = b"") -> Result:
     return Result(found.returncode, found.stdout.decode(), " ".join(found.stderr.decode().split()))
 
 
-def line(topic: str, payload: bytes) -> str:
-    return json.dumps({"topic": topic, "payload_base64": base64.b64encode(payload).decode()})
+def line(topic: str, payload: bytes, **more: str) -> str:
+    return json.dumps({"topic": topic, "payload_base64": base64.b64encode(payload).decode(), **more})
 
 
 def test_one_payload(tmp_path: Path) -> None:
@@ -42,6 +42,8 @@ def test_one_payload(tmp_path: Path) -> None:
     assert found.returncode == 0
     assert "decoder number" in found.stdout
     assert "21.11111111" in found.stdout
+    found = godwit("pipeline", "decode", "home/temperature", "21.5", "--content-type", "application/cbor")
+    assert "the content type is application/cbor, and this is not of the format senml or binary_map" in found.stdout
     file = tmp_path / "payload"
     file.write_bytes(b'{"t": 21.5}')
     found = godwit("pipeline", "decode", "home/x", f"@{file}")
@@ -63,6 +65,7 @@ def test_many_lines() -> None:
             line("homeassistant/sensor/one/config", discovery),
             line("node/one", b"50"),
             line("home/x", b'{"temperature": 21.5, "time": 1794744000}'),
+            line("home/x", b'{"temperature": 21.5}', content_type="application/senml+json"),
         ]
     )
     found = godwit("pipeline", "decode", "--lines", input=text.encode())
@@ -76,6 +79,7 @@ def test_many_lines() -> None:
     assert rows[2] == {"readings": [], "decoder": "home_assistant"}
     assert [(one["value"], one["unit"]) for one in rows[3]["readings"]] == [(10.0, "°C")]
     assert rows[4]["readings"][0]["time"] == "2026-11-15T12:00:00.000000Z"
+    assert rows[5] == {"quarantine": "bad payload"}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ def test_many_lines() -> None:
         (("decode",), "give TOPIC and PAYLOAD"),
         (("decode", "a"), "give TOPIC and PAYLOAD"),
         (("decode", "a", "b", "--lines"), "leave out TOPIC and PAYLOAD"),
+        (("decode", "--lines", "--content-type", "text/csv"), "leave out --content-type"),
         (("decode", "a", "@/nowhere/at/all"), "cannot read the payload"),
         (("decode", "a", "1", "--config", "/nowhere/at/all"), "cannot read the configuration"),
     ],

@@ -35,15 +35,16 @@ class Sequence(msgspec.Struct):
 
 def checkout(cache: Path) -> Path:
     """Return a folder with the sequences; skips the test without one."""
-    return _checkout(cache, "mosquitto", "MOSQUITTO_SRC", URL)
+    return checkout_of(cache, "mosquitto", "MOSQUITTO_SRC", URL)
 
 
 def paho_checkout(cache: Path) -> Path:
     """Return the folder of Paho's interoperability suite; skips the test without one."""
-    return _checkout(cache, "paho", "PAHO_TESTING", PAHO_URL) / "interoperability"
+    return checkout_of(cache, "paho", "PAHO_TESTING", PAHO_URL) / "interoperability"
 
 
-def _checkout(cache: Path, name: str, variable: str, url: str) -> Path:
+def checkout_of(cache: Path, name: str, variable: str, url: str) -> Path:
+    """Return the checkout that an environment variable names, or one in the cache; skips the test without one."""
     if variable in os.environ:
         return Path(os.environ[variable])
     folder = cache / name

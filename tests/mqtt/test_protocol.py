@@ -11,6 +11,7 @@ from tests.mqtt.world import Device, Message, MqttWorld
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.mqtt.packets import PacketType, Property, Reason
+from godwit.mqtt.receiver import AckSlot
 
 CONNACK = b"\x20\x02\x00\x00"
 KEEPS = {Property.SESSION_EXPIRY: 3600}
@@ -75,6 +76,21 @@ def test_acknowledgements_wait_for_the_log() -> None:
     assert receiver.got() == [("t", b"1"), ("t", b"2")]
 
 
+def test_acknowledgements_end_before_the_first_that_is_not_complete() -> None:
+    """Some of the messages are stored, and others are not yet."""
+    receiver = MqttWorld().device("d").connection.receiver
+    first, second, third = (AckSlot(receiver, 0) for _ in range(3))
+    held_bytes = receiver.held_bytes
+    first.fill(b"1")
+    assert receiver.take_acks() == b"1"
+    assert receiver.held_bytes == held_bytes * 2 // 3
+    third.fill(b"3")
+    assert receiver.take_acks() == b""
+    second.fill(b"2")
+    assert receiver.take_acks() == b"23"
+    assert receiver.held_bytes == 0
+
+
 def test_a_disk_that_fails_closes_the_connection_without_an_acknowledgement() -> None:
     world = MqttWorld()
     device = world.device("d", 5, clean=False, values=KEEPS)
@@ -104,6 +120,28 @@ def test_a_qos_2_message_is_published_once_whatever_is_repeated() -> None:
     assert receiver.got() == [("t", b"1")]
     device.publish("t", b"2", qos=2, packet_id=5)
     assert receiver.got() == [("t", b"1"), ("t", b"2")]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_packet_identifiers_that_are_used_again_too_early(version: int) -> None:
+    """With QoS 1 each message counts. With QoS 2 an identifier is that of one message until it is released."""
+    world = MqttWorld()
+    device, receiver = world.device("d", version), world.device("r")
+    receiver.subscribe(("t/#", 2))
+    world.hold()
+    for number in range(3):
+        assert device.publish("t/1", b"%d" % number, qos=1, packet_id=7) == []
+    world.commit()
+    assert device.packets[-3:] == [client.ack(4, 7)] * 3
+    for number in range(200):
+        assert device.publish("t/2", b"%d" % number, qos=2, packet_id=7) == [client.ack(5, 7)]
+    assert device.subscribe(("t/3", 0)) == [0]  # SUBSCRIBE uses 1: identifiers of other packets are not confused
+    assert device.send(client.ack(6, 7)) == [client.ack(7, 7)]
+    assert device.publish("t/2", b"next", qos=2, packet_id=7) == [client.ack(5, 7)]
+    assert receiver.got() == [("t/1", b"0"), ("t/1", b"1"), ("t/1", b"2"), ("t/2", b"0"), ("t/2", b"next")]
+    for number in range(1, 101):  # unreleased identifiers are bounded by the receive maximum
+        device.publish("t/2", b"x", qos=2, packet_id=1000 + number)
+    assert device.is_closed == (version == 5)
 
 
 def test_messages_in_flight_are_repeated_with_their_identifiers_after_a_reconnect() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.broker.world import World
 
+from godwit.native.publish_channel import PublishChannel
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control_base import Code
@@ -37,6 +38,7 @@ def test_it_is_refused_once_and_leaves_its_topic_once() -> None:
     bob.open("news")
     peer = world.server.native._peers[alice]
     (publish_channel,) = peer.publish_channels.values()
+    assert isinstance(publish_channel, PublishChannel)
     assert publishers(world, "news") == 2
     publish_channel.refuse(Code.STORAGE, "full")
     publish_channel.refuse(Code.STORAGE, "full")

@@ -125,6 +125,12 @@ class DiskStore(MemoryStore):
         self._note_thread()
         self.witness_syncs += 1
 
+    def probe(self) -> None:
+        self._note_thread()
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+
     def close(self) -> None:
         self._note_thread()
         self.is_closed = True

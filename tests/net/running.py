@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +41,24 @@ def run(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
+
+
+async def spawn(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    """Start a process that is killed when the test ends, also after a failure.
+
+    uvloop waits for its processes when it is closed, so that a failed test would hang.
+    """
+    process = await asyncio.create_subprocess_exec(*command, **options)
+    test = asyncio.current_task()
+    assert test is not None
+    test.add_done_callback(partial(_kill_left, process))
+    return process
+
+
+def _kill_left(process: asyncio.subprocess.Process, _: object) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 class Notices:

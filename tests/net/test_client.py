@@ -20,6 +20,7 @@ from tests.net.running import (
     restarted,
     run,
     service,
+    spawn,
     turns,
 )
 
@@ -458,7 +459,7 @@ def test_ctrl_c_ends_a_program_at_once_and_cleanly() -> None:
                 "except KeyboardInterrupt:\n"
                 "    print('stopped')\n"
             )
-            process = await asyncio.create_subprocess_exec(
+            process = await spawn(
                 sys.executable, "-c", program, broker.urls[0], stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             assert process.stdout is not None

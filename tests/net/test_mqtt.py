@@ -1,4 +1,4 @@
-"""MQTT over real sockets, with paho-mqtt as the client: TCP, TLS, WebSocket, bad input, and brokers that are killed."""
+"""MQTT over real sockets, with paho-mqtt as the client: TCP, TLS, WebSocket, bad input, properties."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import resource
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from tests.mqtt import client_packets as packets
 from tests.net.running import LOOPS, Notices, run
+from tests.net.test_mqtt_killed import free_port, start_broker
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
@@ -95,9 +96,18 @@ class PahoClient:
             assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), len(self.messages)
             return [(message.topic, bytes(message.payload)) for message in self.messages]
 
+    def wait_for(self, topic: str) -> list[tuple[str, bytes]]:
+        """Return the messages once there is one of this topic."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: topic in [one.topic for one in self.messages], 2 * WAIT_S)
+            return [(message.topic, bytes(message.payload)) for message in self.messages]
+
     def close(self) -> None:
         self.client.disconnect()
         self.client.loop_stop()
+        handle = self.client.socket()
+        if handle is not None:  # the loop may have been stopped before it closed it
+            handle.close()
 
 
 def exchange(port: int, version: int, **options: Any) -> None:
@@ -485,9 +495,68 @@ def test_connections_without_a_login_give_way_to_new_ones(monkeypatch: pytest.Mo
     run(test)
 
 
-def ws_request(*, protocol: str = "mqtt", path: str = "/mqtt", key: str = "dGhlIHNhbXBsZSBub25jZQ==") -> bytes:
+@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_silent_and_slow_connections_hurt_no_other(tmp_path: Path, count: int) -> None:
+    """Connections that say nothing, and ones that send their CONNECT byte by byte and never end it."""
+    needed = count + 200
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        pytest.skip(f"{needed} open files are not allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    port = free_port()
+    slow = packets.connect("slow" * 50)
+
+    async def test() -> None:
+        process = await start_broker(tmp_path, port)
+        opened: list[socket.socket] = []
+        try:
+            good = await asyncio.to_thread(PahoClient, port, "good")
+            await asyncio.to_thread(good.subscribe, "t")
+            before_kb = memory_kb(process.pid)
+            for number in range(count):
+                opened.append(socket.create_connection(("127.0.0.1", port), WAIT_S))
+                if number % 2:
+                    with suppress(ConnectionError):  # the broker closes the oldest ones
+                        opened[-1].send(slow[:1])
+                if number >= 8 and number % 2:
+                    with suppress(ConnectionError):
+                        opened[number - 8].send(slow[1:2])
+                if number % 500 == 0:
+                    await asyncio.to_thread(good.publish, "t", b"%d" % number, 1)
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port
+            )  # paho-mqtt cannot use more than 1024 files
+            writer.write(packets.connect("late") + packets.publish("t", b"end", qos=1, packet_id=1))
+            assert await reader.readexactly(8) == b"\x20\x02\x00\x00" + packets.ack(4, 1)
+            writer.close()
+            expected = [*(b"%d" % number for number in range(0, count, 500)), b"end"]
+            assert [payload for _, payload in await asyncio.to_thread(good.wait, len(expected))] == expected
+            assert memory_kb(process.pid) - before_kb < 64 * 1024
+            await asyncio.to_thread(good.close)
+        finally:
+            process.kill()
+            await process.wait()
+            for one in opened:
+                one.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    run(test, deadline_s=60 + count / 50)
+
+
+def memory_kb(pid: int) -> int:
+    """Return the memory of a process that is not shared with others, in KiB; 0 where that is unknown."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return int(text.partition("RssAnon:")[2].split()[0])
+
+
+def ws_request(
+    *, protocol: str = "mqtt", path: str = "/mqtt", key: str = "dGhlIHNhbXBsZSBub25jZQ==", more: str = ""
+) -> bytes:
     return (
-        f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
         f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {protocol}\r\n\r\n"
     ).encode()
 
@@ -543,6 +612,10 @@ def test_a_websocket_with_fragments_and_pings() -> None:
                 (ws_request(path="/other"), b"404"),
                 (ws_request(protocol="chat"), b"400"),
                 (ws_request(key="short"), b"426"),
+                (ws_request(more="Origin: https://evil.example\r\n"), b"403"),
+                (ws_request(more="Origin: http://x:8083\r\n"), b"403"),
+                (ws_request(more="Origin: http://x\r\nOrigin: http://x\r\n"), b"403"),
+                (ws_request(more="Origin: null\r\n"), b"403"),
                 (b"POST /mqtt HTTP/1.1\r\n\r\n", b"400"),
                 (b"GET " + b"x" * 10_000, b"431"),
             ):
@@ -554,172 +627,28 @@ def test_a_websocket_with_fragments_and_pings() -> None:
     run(test)
 
 
-# -- brokers that are killed ------------------------------------------------------------------------------------------
-
-
-class StrictClient:
-    """An MQTT 3.1.1 client with a session, which keeps the state of QoS 1 and 2 over its reconnects, as it must.
-
-    paho-mqtt does not: when a reconnect fails, it publishes messages of QoS 2 again that the broker has released.
-    """
-
-    def __init__(self, port: int, client_id: str) -> None:
-        self.port = port
-        self.client_id = client_id
-        self.messages: list[tuple[int, bytes]] = []
-        """QoS and payload."""
-        self.repeats: set[int] = set()
-        """Identifiers of messages that came again with DUP."""
-        self.changed = asyncio.Condition()
-        self._out: dict[int, bytes] = {}
-        """Packets to repeat after a reconnect, by packet identifier: a PUBLISH with DUP, or a PUBREL."""
-        self._received: set[int] = set()
-        self._next_id = 0
-        self._writer: asyncio.StreamWriter | None = None
-        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            writer: asyncio.StreamWriter | None = None
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.write(packets.connect(self.client_id, clean=False))
-                connack = await reader.readexactly(4)
-                assert connack[3] == 0, connack
-                writer.write(b"".join(self._out.values()))
-                async with self.changed:
-                    self._writer = writer
-                    self.changed.notify_all()
-                while True:
-                    await self._handle(await self._read(reader), writer)
-            except (OSError, asyncio.IncompleteReadError):
-                await asyncio.sleep(0.02)
-            finally:
-                self._writer = None
-                if writer is not None:
-                    writer.close()
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.wait([self.task])
-
-    async def _read(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        first = (await reader.readexactly(1))[0]
-        size = shift = 0
-        while True:
-            byte = (await reader.readexactly(1))[0]
-            size |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return first, await reader.readexactly(size)
-
-    async def _handle(self, packet: tuple[int, bytes], writer: asyncio.StreamWriter) -> None:
-        first, body = packet
-        kind = first >> 4
-        if kind == 3:
-            at = 2 + int.from_bytes(body[:2], "big")
-            qos = first >> 1 & 3
-            packet_id = int.from_bytes(body[at : at + 2], "big")
-            if first & 8:
-                self.repeats.add(packet_id)
-            if qos == 1 or packet_id not in self._received:
-                self.messages.append((qos, body[at + 2 :]))
-            if qos == 2:
-                self._received.add(packet_id)
-            writer.write(packets.ack(4 if qos == 1 else 5, packet_id))
-        else:
-            packet_id = int.from_bytes(body[:2], "big")
-            if kind == 6:
-                self._received.discard(packet_id)
-                writer.write(packets.ack(7, packet_id))
-            elif kind == 5:
-                self._out[packet_id] = packets.ack(6, packet_id)
-                writer.write(self._out[packet_id])
-            elif kind in (4, 7):
-                self._out.pop(packet_id, None)
-        async with self.changed:
-            self.changed.notify_all()
-
-    async def subscribe(self, pattern: str) -> None:
-        async with self.changed:
-            await self.changed.wait_for(lambda: self._writer is not None)
-        assert self._writer is not None
-        self._writer.write(packets.subscribe(1, (pattern, 2)))
-
-    async def publish(self, topic: str, payload: bytes, qos: int) -> None:
-        async with self.changed:
-            await self.changed.wait_for(lambda: len(self._out) < 50)
-        self._next_id = self._next_id % 65535 + 1
-        number = self._next_id
-        self._out[number] = packets.publish(topic, payload, qos=qos, packet_id=number, dup=True)
-        if self._writer is not None:
-            self._writer.write(packets.publish(topic, payload, qos=qos, packet_id=number))
-
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        async with self.changed:
-            await self.changed.wait_for(is_true)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._out
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def start_broker(folder: Path, port: int) -> asyncio.subprocess.Process:
-    """A broker with a log on disk, as a process."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "godwit", "broker", "--listen", "127.0.0.1:0", "--data", str(folder),
-        "--archive", "none", "--mqtt", f"127.0.0.1:{port}", "--quiet", stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    async for line in process.stdout:
-        if b"mqtt://" in line:
-            return process
-    raise AssertionError("the broker has ended")
-
-
-KILLS = int(os.environ.get("GODWIT_MQTT_KILLS", "4"))
-PER_RUN = 150
-
-
-def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
-    """QoS 1 at least once, QoS 2 exactly once and in order, with clients that keep their state."""
-    port = free_port()
-
+@pytest.mark.parametrize(
+    ("origins", "origin"),
+    [
+        ((), "http://x"),  # the broker's own address, as paho-mqtt sends it
+        ((), "https://X"),
+        (("https://dashboard.example",), "https://Dashboard.example"),
+        (("null",), "null"),
+        (("*",), "https://anything.example:8443"),
+    ],
+)
+def test_pages_that_may_connect(origins: tuple[str, ...], origin: str) -> None:
     async def test() -> None:
-        process = await start_broker(tmp_path, port)
-        receiver, sender = StrictClient(port, "receiver"), StrictClient(port, "sender")
-        await receiver.subscribe("t/#")
-        count = 0
-        for kill in range(KILLS + 1):
-            for _ in range(PER_RUN):
-                for qos in (1, 2):
-                    await sender.publish(f"t/{qos}", b"%d" % count, qos)
-                count += 1
-            if kill < KILLS:  # while messages are on their way in both directions
-                process.kill()
-                await process.wait()
-                process = await start_broker(tmp_path, port)
-        wanted = [b"%d" % number for number in range(count)]
-        await sender.until(lambda: sender.is_idle)
-        await receiver.until(
-            lambda: (
-                {payload for qos, payload in receiver.messages if qos == 1} == set(wanted)
-                and len([1 for qos, _ in receiver.messages if qos == 2]) >= count
-            )
-        )
-        assert [payload for qos, payload in receiver.messages if qos == 2] == wanted
-        await receiver.stop()
-        await sender.stop()
-        process.kill()
-        await process.wait()
+        async with broker("ws://127.0.0.1:0/mqtt", settings=MqttSettings(origins=origins)) as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(service))
+            writer.write(ws_request(more=f"Origin: {origin}\r\n"))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+            writer.close()
 
-    run(test, deadline_s=60 + 30 * KILLS)
+    run(test)
+
+
+# -- settings and properties ------------------------------------------------------------------------------------------
 
 
 def test_settings_of_the_listener_reach_the_client() -> None:

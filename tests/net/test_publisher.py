@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.net.running import both_loops, broker_and_client, configuration, lossy, run, service
 
+import godwit
 from godwit.broker.access import Access, Rule
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.message import decode_json
@@ -536,5 +537,27 @@ def test_waits_for_confirmations_end_with_the_client() -> None:
                 publisher.send(b"more")
             with pytest.raises(KickedError):
                 await client.publish("a", "more")
+
+    run(test)
+
+
+@pytest.mark.parametrize("wrong", ["yes", "no", "", 1, 0, None, b"x", []])
+def test_flags_that_are_not_true_or_false(wrong: Any) -> None:
+    async def test() -> None:
+        async with broker_and_client() as (_, client):
+            with pytest.raises(UsageError, match=r"retain is .*: give True or False"):
+                await client.publish("a", b"x", retain=wrong)
+            with pytest.raises(UsageError, match="retain is"):
+                await client.publish("a", b"x", retain=wrong, timeout_s=20)
+            with pytest.raises(UsageError, match="retain is"):
+                client.publisher("a", retain=wrong)
+            with pytest.raises(UsageError, match="no_local is"):
+                client.subscribe("a", no_local=wrong)
+            if wrong is not None:
+                with pytest.raises(UsageError, match="keep is"):
+                    client.subscribe("a", keep=wrong)
+            with pytest.raises(UsageError, match="retain of the last will is"):
+                godwit.make_will("a", b"x", retain=wrong)
+            assert await client.publish("a", b"x", retain=True) == 0
 
     run(test)

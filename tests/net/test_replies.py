@@ -116,6 +116,35 @@ def test_no_responder_no_reply_and_bad_arguments() -> None:
     run(test)
 
 
+def test_observers_are_not_responders() -> None:
+    """A logger of all topics does not reply. One with a narrower filter may, and `replies` does whatever its filter."""
+
+    async def test() -> None:
+        async with (
+            broker_and_client() as (broker, client),
+            connect(broker.urls[0], name="other") as other,
+            other.subscribe("#"),
+            other.subscribe("+/echo"),
+            other.subscribe("+/#", group="loggers"),
+        ):
+            with pytest.raises(NoResponderError, match="no client is subscribed to 'service/echo' now"):
+                await client.request("service/echo", b"x", timeout_s=20)
+            assert await client.publish("service/echo", b"x") == 3  # of other messages they are subscribers
+            assert await client.publish("service/echo", b"x", reply_to="my/answers") == 3
+            async with other.subscribe("service/#") as requests:
+                asking = asyncio.create_task(client.request("service/echo", b"x", timeout_s=20))
+                request = await anext(requests)
+                assert request.reply_to is not None
+                await other.publish(request.reply_to, b"by hand", correlation=request.correlation)
+                assert (await asking).payload == b"by hand"
+            responder = other.replies("*/echo")(lambda request: request.payload * 2)
+            await responder.ready()
+            found = await client.request_many("service/echo", b"x", timeout_s=20)  # waits for one reply only
+            assert [one.payload for one in found] == [b"xx"]
+
+    run(test)
+
+
 def test_several_replies() -> None:
     async def test() -> None:
         async with broker_and_client() as (broker, client):

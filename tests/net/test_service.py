@@ -18,10 +18,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive.client import ArchiveClient
-from tests.net.running import Notices, both_loops, configuration, restarted, run, service
+from tests.net.running import Notices, both_loops, configuration, restarted, run, service, spawn
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
+from godwit.compiled_core import is_compiled
 from godwit.errors import (
     AccessError,
     AddressError,
@@ -668,6 +669,9 @@ def test_an_archive_s_address_that_cannot_be_leaves_the_configuration_as_it_was(
 def test_whatever_goes_wrong_at_the_end_the_log_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
+    if part == "turn" and is_compiled("godwit.server.server"):
+        pytest.skip("replaces a part of a compiled module")  # before a broker runs, which would not be stopped
+
     async def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
@@ -752,7 +756,7 @@ class Process:
 
     @classmethod
     async def start(cls, file: Path, log_format: str = "text") -> Process:
-        process = await asyncio.create_subprocess_exec(
+        process = await spawn(
             sys.executable, "-c", PROCESS, str(file), log_format,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

@@ -1,5 +1,7 @@
 """Publisher and subscriber in two networks that cannot reach each other, with the broker as the only link.
 
+Their connections are sealed, because they leave the machine: no option demands it.
+
 Three network namespaces: the broker's has a cable to each of the others, and forwards nothing.
 """
 
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.cli.real import GODWIT, PATIENCE_S, environment
@@ -62,10 +65,10 @@ class Networks:
 
 
 @contextmanager
-def started(namespace: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(namespace: str, *arguments: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """A command inside a namespace, which ends with the block."""
     command = ["ip", "netns", "exec", namespace, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**more))
     try:
         yield process
     finally:
@@ -123,23 +126,30 @@ def lines(process: subprocess.Popen[bytes], text: str) -> list[str]:
     raise AssertionError(f"it does not say {text!r}, but {found}")
 
 
-def test_the_broker_is_the_only_link_between_two_networks(networks: Networks) -> None:
+def test_the_broker_is_the_only_link_between_two_networks(networks: Networks, tmp_path: Path) -> None:
     with started(networks.right, sys.executable, "-c", ECHO) as echo:
         lines(echo, "ready")
         assert asked(networks.middle, f"{RIGHT}.2") == "answered: b'?'"
         assert asked(networks.left, f"{RIGHT}.2") == "no answer"
     listen = [part for network in (LEFT, RIGHT) for part in ("--listen", f"{network}.1:50000")]
     with started(networks.middle, *GODWIT, "broker", "--memory", *listen) as broker:
-        said = lines(broker, f"listening on udp://{RIGHT}.1:50000")
-        assert f"listening on udp://{LEFT}.1:50000" in said
+        said = lines(broker, f"listening on udps://{RIGHT}.1:50000")
+        assert f"listening on udps://{LEFT}.1:50000" in said
         assert sum("can be reached from other machines" in line for line in said) == 2  # and reports it
         subscriber = ("sub", "rooms/+/temperature", "--count", "2", "--broker", f"{RIGHT}.1")
-        with started(networks.right, *GODWIT, *subscriber) as viewer:
+        own = {"XDG_CONFIG_HOME": str(tmp_path)}  # for the keys of known brokers
+        with started(networks.right, *GODWIT, *subscriber, **own) as viewer:
             lines(broker, "subscribed to rooms/+/temperature")
             for room in ("1", "2"):
                 publish = ("pub", f"rooms/{room}/temperature", "21.5", "--broker", f"{LEFT}.1")
-                with started(networks.left, *GODWIT, *publish) as publisher:
+                with started(networks.left, *GODWIT, *publish, **own) as publisher:
                     assert publisher.wait(PATIENCE_S) == 0
             out, errors = viewer.communicate(timeout=PATIENCE_S)
             assert viewer.returncode == 0, errors
             assert out.decode().splitlines() == ["rooms/1/temperature: 21.5", "rooms/2/temperature: 21.5"]
+        with started(networks.left, *GODWIT, "pub", "rooms/1/x", "1", "--broker", f"udp://{LEFT}.1") as plain:
+            assert b"accepts sealed connections only" in plain.communicate(timeout=PATIENCE_S)[1]
+            assert plain.returncode == 1
+    known = (tmp_path / "godwit" / "known_brokers").read_text().split()
+    assert known[::2] == [f"{RIGHT}.1:50000", f"{LEFT}.1:50000"]
+    assert known[1] == known[3]

@@ -28,7 +28,7 @@ Sent: TypeAlias = tuple[int, str, str, float, bytes]
 """Offset, topic, publisher, seconds after noon, payload."""
 
 
-NO_PROPERTIES = (None,) * 5
+NO_PROPERTIES = (None,) * 7
 
 
 def lake_of_0_5_0(folder: Path) -> Lake:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from godwit.pipeline.configuration import rules_of
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage, Definitions
 from godwit.pipeline.decoders.results import REASONS, UNIT_SOURCES, Decoded, Reading, Rejected
 from godwit.pipeline.decoders.selection import BUILT_IN, DecoderRule, DecoderSet, decoder_set, filter_pattern
@@ -430,6 +431,75 @@ def test_the_configuration_comes_first() -> None:
     assert (found[0], name) == ("wrong format", "number")
     assert decoders.decode(DecoderMessage("a/b/c", b"The Temp is 54 degree"))[1] == "sentence"
     assert decoders.decode(DecoderMessage("b", b'{"temperature": 21.5}'))[1] == "json"
+
+
+CBOR = bytes.fromhex("a16b74656d7065726174757265f94d60")
+MESSAGE_PACK = bytes.fromhex("81ab74656d7065726174757265cb4035800000000000")
+SENML = b'[{"n": "urn:dev:a:temperature", "u": "Cel", "v": 21.5}]'
+EVENT = (
+    b'{"specversion": "1.0", "type": "reading", "source": "/rooms/7", "id": "a1", "datacontenttype": '
+    b'"application/senml+json", "data": [{"n": "temperature", "u": "Cel", "v": 21.5}]}'
+)
+FLAT = b'{"temperature": 21.5}'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "payload", "decoder"),
+    [
+        ("application/cbor", CBOR, "binary_map"),
+        ("application/vnd.maker+cbor", CBOR, "binary_map"),
+        ("application/msgpack", MESSAGE_PACK, "binary_map"),
+        ("application/senml+json", SENML, "senml"),
+        ("Application/SenML+JSON; charset=utf-8", SENML, "senml"),
+        ("application/cbor", bytes.fromhex("81a2006474656d7002f94d60"), "senml"),
+        ("application/cloudevents+json; charset=utf-8", EVENT, "cloudevents"),
+        ("application/json", FLAT, "json"),  # a general type: recognised as without it
+        ("text/plain", b"21.5", "number"),
+        ("application/vnd.maker+json", FLAT, "json"),
+    ],
+)
+def test_the_content_type_chooses_the_decoder(content_type: str, payload: bytes, decoder: str) -> None:
+    # The topic is one of Zigbee2MQTT: a stated format prevails, and where none is stated the topic does.
+    for topic in ("home/temperature", "zigbee2mqtt/a"):
+        for _ in range(2):  # the second time from the caches
+            found, name = SET.decode_quickly(topic, payload, 0, "b", 1, content_type)
+            is_topics = topic.startswith("zigbee") and decoder in ("json", "number")
+            assert name == ("zigbee2mqtt" if is_topics else decoder)
+            if not is_topics:
+                assert isinstance(found, Decoded)
+                assert [(one.quantity, one.value) for one in found.readings] == [("temperature", 21.5)]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "payload", "format"),
+    [
+        ("application/cbor", FLAT, "senml or binary_map"),
+        ("application/cbor", CBOR[:-1], "senml or binary_map"),
+        ("application/msgpack", CBOR, "binary_map"),
+        ("application/cloudevents+json", FLAT, "cloudevents"),
+    ],
+)
+def test_a_payload_that_is_not_of_its_content_type(content_type: str, payload: bytes, format: str) -> None:
+    found, _ = SET.decode_quickly("home/kitchen", payload, 0, "b", 1, content_type)
+    text = f"the content type is {content_type}, and this is not of the format {format}"
+    assert found == Rejected("bad payload", text)
+    assert SET.decode_quickly("home/kitchen", FLAT, 0, "b", 2, None)[1] == "json"
+
+
+def test_a_configured_content_type() -> None:
+    columns = {"columns": ["temperature_C", "humidity"]}
+    content = {"pipeline": {"decoder": [{"content_type": "Text/CSV", "decoder": "csv", **columns}]}}
+    decoders = decoder_set([*rules_of(content), DecoderRule("lab/#", "number", {"quantity": "co2"})])
+    for _ in range(2):
+        found, name = decoders.decode_quickly("lab/a", b"21.5,40", 0, "b", 1, "text/csv; header=absent")
+        assert (name, [one.value for one in found.readings]) == ("csv", [21.5, 40.0])
+        assert decoders.decode_quickly("lab/a", b"700", 0, "b", 1, None)[1] == "number"
+        assert decoders.decode_quickly("lab/a", b"700", 0, "b", 1, "text/plain")[1] == "number"
+        assert decoders.decode_quickly("home/a", FLAT, 0, "b", 1, "application/json")[1] == "json"
+        assert decoders.decode_quickly("home/a", FLAT, 0, "b", 1, "text/csv")[1] == "csv"  # quickly read before
+    for wrong in (5, "csv", "text/csv; a=b", ""):
+        with pytest.raises(PipelineError, match="is not a content type"):
+            rules_of({"pipeline": {"decoder": [{"content_type": wrong, "decoder": "csv", **columns}]}})
 
 
 @pytest.mark.parametrize(

@@ -250,14 +250,20 @@ def test_an_added_column_is_null_in_older_rows(table: LakeTable) -> None:
 def test_bronze_of_0_5_0_gets_the_properties_of_messages(tmp_path: Path, spark: SparkSession) -> None:
     """Its columns ended with the payload."""
     lake = Lake(str(tmp_path))
-    added = ("headers", "content_type", "reply_to", "correlation", "expires")
+    added = ("headers", "content_type", "reply_to", "correlation", "expires", "origin_log", "origin_offset")
     columns = tuple(one for one in bronze.SPEC.columns if one.name not in added)
     row = dict.fromkeys(bronze.SPEC.schema.names) | {"broker": "b", "topic": "t", "payload": b"x", "offset": 0}
     older = lake.table(replace(bronze.SPEC, columns=columns))
     older.append_arrow(pa.Table.from_pylist([row], older.spec.schema), {"q": 0})
     newer = lake.table(bronze.SPEC)
     headers = [("unit", "C"), ("tag", "1")]
-    more = row | {"offset": 1, "headers": headers, "content_type": "text/plain", "correlation": b"7"}
+    more = row | {
+        "offset": 1,
+        "headers": headers,
+        "content_type": "text/plain",
+        "correlation": b"7",
+        "origin_offset": 5,
+    }
     newer.append_arrow(pa.Table.from_pylist([more], bronze.SPEC.schema), {"q": 1})
     for _ in range(2):
         found = sorted(newer.arrow(["offset", *added]).to_pylist(), key=lambda one: one["offset"])

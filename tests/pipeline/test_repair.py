@@ -24,6 +24,7 @@ from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.repair import REQUEUE, REQUEUE_ALL, rebuild, requeue, requeue_all, whole_hours
 from godwit.pipeline.runner import RunConfig, TablesWriter
+from godwit.wire.extension import Properties, encode_properties
 
 
 def break_windows(lake: Lake) -> None:
@@ -177,6 +178,46 @@ def test_definitions_are_used_by_later_messages(tmp_path: Path, spark: SparkSess
     assert requeue_all(spark, lake) == (3, 0)
     assert found(lake) == expected
     assert not [one for one in run_checks(lake) if one.wrong]
+
+
+def test_content_types_choose_decoders(tmp_path: Path, spark: SparkSession) -> None:
+    """Also when quarantine is decoded again, which has the content type of its messages."""
+    sent = [
+        ("application/senml+json", b'[{"n": "temperature", "u": "Cel", "v": 21.5}]'),
+        ("application/cbor", b'{"temperature": 22.5}'),
+        ("text/csv", b"23.5"),
+        (None, b'{"temperature": 24.5}'),
+    ]
+
+    def found(lake: Lake) -> list[tuple[int, str, float]]:
+        rows = lake.table(readings.SPEC).arrow().sort_by("offset").to_pylist()
+        return [(row["offset"], row["decoder"], row["value"]) for row in rows]
+
+    with served(tmp_path / "data") as place:
+        extensions = [encode_properties(Properties(content_type=kind)) or None for kind, _ in sent]
+        payloads = [payload for _, payload in sent]
+        place.store.append(
+            [
+                logs.make_entry("home/kitchen", [one], extension=extension)
+                for one, extension in zip(payloads, extensions, strict=True)
+            ]
+        )
+        lake = Lake(str(tmp_path / "lake"))
+        writer = TablesWriter(spark, RunConfig(lake, options(place)))
+        writer.write(writer._planner.partitions({place.log: 0}, {place.log: 4}), {place.log: 4}, {})
+        tables_at(lake, {place.log: 4})
+    rejected = lake.table(readings.QUARANTINE).arrow().sort_by("offset").to_pylist()
+    assert found(lake) == [(0, "senml", 21.5), (2, "number", 23.5), (3, "json", 24.5)]
+    assert [(row["offset"], row["content_type"], row["reason"]) for row in rejected] == [
+        (1, "application/cbor", "bad payload")
+    ]
+    rules: tuple[DecoderRule, ...] = (DecoderRule("#", "json", {}, "application/cbor"),)
+    assert requeue(spark, lake, rules) == (1, 0)
+    assert found(lake)[1] == (1, "json", 22.5)
+    rules = (*rules, DecoderRule("home/#", "csv", {"columns": ["temperature_C"]}, "text/csv"))
+    assert requeue_all(spark, lake, rules) == (4, 0)
+    assert [name for _, name, _ in found(lake)] == ["senml", "json", "csv", "json"]
+    assert not [one for one in run_checks(lake, rules) if one.wrong]
 
 
 def test_messages_that_remain_in_quarantine_get_new_reasons(tmp_path: Path, spark: SparkSession) -> None:

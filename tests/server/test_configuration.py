@@ -15,7 +15,7 @@ from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.mqtt.connection import MqttSettings
-from godwit.server.configuration import ArchiveSection, Configuration, MqttSection, load_configuration
+from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration, MqttSection, load_configuration
 from godwit.store.retention import RetentionRule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
@@ -465,6 +465,9 @@ def test_mqtt_listeners() -> None:
     assert found == MqttSection(
         listen=("127.0.0.1:1883", "ws://h/x"), settings=MqttSettings(receive_maximum=7, log_qos_0=True)
     )
+    origins = load('[mqtt]\nlisten = ["h"]\norigins = ["https://A.example:8443", "null", "*"]').mqtt
+    assert origins is not None
+    assert origins.settings.origins == ("https://a.example:8443", "null", "*")
     text = '[mqtt]\nlisten = ["tls://h"]\ncertificate = "a.crt"\nkey = "a.key"\nclient_ca = "ca.crt"'
     section = load_configuration(text, read_secret=read_secret, folder=Path("/etc/godwit")).mqtt
     assert section is not None
@@ -488,9 +491,64 @@ def test_the_example_shows_the_defaults_of_mqtt() -> None:
         ('listen = ["tls://h"]', "mqtt.listen has an address with TLS"),
         ('listen = ["h"]\nuser_from_certificate = true', "mqtt.user_from_certificate needs client_ca"),
         ('listen = ["h"]\nresponse_information = "a/#"', "mqtt.response_information is not the beginning of a topic"),
+        ('listen = ["h"]\norigins = ["https://a.example/page"]', "mqtt.origins has 'https://a.example/page'"),
+        ('listen = ["h"]\norigins = [5]', "mqtt.origins"),
         ('listen = ["h"]\nreceive_maximum = 0', "mqtt.receive_maximum is 0: it must lie between 1 and 65535"),
         ('listen = ["h"]\nspeed = 1', "speed"),
     ],
 )
 def test_what_is_wrong_in_the_section_of_mqtt_is_named(text: str, complaint: str) -> None:
     assert complaint in complaint_of(f"[mqtt]\n{text}")
+
+
+# -- bridges ----------------------------------------------------------------------------------------------------------
+
+
+def test_bridges() -> None:
+    found = load(
+        """
+        [[bridge]]
+        name = "site7"
+        hub = "hub:50000,other:50000"
+        filters = ["plant/#", "plant/#", "+/status"]
+        prefix = "north/site7/"
+        secret_file = "one.secret"
+        hold = true
+        [[bridge]]
+        name = "all"
+        hub = "hub"
+        """
+    )
+    assert found.bridges == (
+        BridgeSection(
+            name="site7",
+            hub="hub:50000,other:50000",
+            filters=("plant/#", "+/status"),
+            prefix="north/site7/",
+            secret=b"0123456789abcdef",
+            hold=True,
+        ),
+        BridgeSection(name="all", hub="hub"),
+    )
+    assert "0123456789abcdef" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('hub = "h"', "bridge number 1: name is missing"),
+        ('name = "a"', "bridge number 1: hub is missing"),
+        ('name = "a/b"\nhub = "h"', "bridge number 1: name is not the name of a bridge"),
+        ('name = "a"\nhub = "h"\nfilters = []', "0 filters"),
+        ('name = "a"\nhub = "h"\nfilters = ["a/#/b"]', "bridge number 1: filters"),
+        ('name = "a"\nhub = "h"\nfilters = ["$sys/#"]', "topics that begin with $ are a broker's own"),
+        ('name = "a"\nhub = "h"\nprefix = "$x"', "topics that begin with $ are a broker's own"),
+        ('name = "a"\nhub = "h"\nprefix = "x/+"', "bridge number 1: prefix"),
+        ('name = "a"\nhub = "h"\nsecret = "s"\nsecret_file = "f"', "has secret and secret_file"),
+        ('name = "a"\nhub = "h"\nsecret_file = "f"', "cannot read"),
+        ('name = "a"\nhub = "h"\n[[bridge]]\nname = "a"\nhub = "h"', "occurs twice"),
+        ('name = "a"\nhub = "h"\nspeed = 1', "speed"),
+    ],
+)
+def test_invalid_bridges(text: str, complaint: str) -> None:
+    assert complaint in complaint_of(f"[[bridge]]\n{text}")

@@ -19,7 +19,7 @@ from godwit.spark.options import DEFAULT_TIMEOUT_S, OptionError, read_options
 from godwit.spark.reader import ALL_COLUMNS, SCHEMA, BatchReader, LogPartition, StreamReader
 from godwit.store.maintenance import backup
 from godwit.store.retention import Retention, RetentionRule
-from godwit.wire.extension import Properties, encode_properties
+from godwit.wire.extension import Properties, add_origin, encode_properties
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ def test_only_the_columns_that_are_wanted(tmp_path: Path) -> None:
         assert len(rows(reader(options(place), ("broker",)), {place.log: 0}, {place.log: 2})) == 2
 
 
-PROPERTY_NAMES = ("headers", "content_type", "reply_to", "correlation", "expires")
+PROPERTY_NAMES = ("headers", "content_type", "reply_to", "correlation", "expires", "origin_log", "origin_offset")
 
 
 def test_the_properties_of_messages(tmp_path: Path) -> None:
@@ -125,13 +125,16 @@ def test_the_properties_of_messages(tmp_path: Path) -> None:
         lifetime_us=5_000_000,
     )
     with served(tmp_path) as place:
-        place.store.append([logs.make_entry("a", [b"x", b"y"], extension=encode_properties(properties))])
+        extension = add_origin(encode_properties(properties), bytes(range(16)), 40)
+        assert extension is not None
+        place.store.append([logs.make_entry("a", [b"x", b"y"], extension=extension)])
         place.add(1)
         found = rows(reader(options(place), tuple(ALL_COLUMNS.names)), {place.log: 0}, {place.log: 3})
     assert list(found[0]) == ALL_COLUMNS.names
     expires = datetime.fromtimestamp(logs.NOW_US // 10**6 + 5, UTC)
-    with_all = ([("unit", "C"), ("tag", "2")], "text/plain", "answers", b"7", expires)
-    assert [tuple(row[name] for name in PROPERTY_NAMES) for row in found] == [with_all, with_all, (None,) * 5]
+    with_all = ([("unit", "C"), ("tag", "2")], "text/plain", "answers", b"7", expires, bytes(range(16)).hex())
+    expected = [(*with_all, 40), (*with_all, 41), (None,) * 7]
+    assert [tuple(row[name] for name in PROPERTY_NAMES) for row in found] == expected
 
 
 def test_an_archive_of_an_older_version_has_no_properties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,22 @@ def test_small_messages_do_not_let_the_file_grow_either(store: SqliteStore) -> N
     assert 150 < store.next_offset - store.first_offset < 600
 
 
+def test_nothing_is_deleted_from_the_held_offset_on(store: SqliteStore) -> None:
+    """For a bridge whose hub does not have these messages yet."""
+    fill(store, 10, payload=b"x" * 200 * KIB)
+    held = [4]
+    for rule in (RetentionRule(max_age_s=HOUR_S), RetentionRule(max_bytes=MIB), RetentionRule("a", max_bytes=1)):
+        trimming = Retention(store, [rule], hold=lambda: held[0])
+        while trimming.step(20 * HOUR_US) is not None:
+            pass
+        assert store.first_offset == held[0]
+        held[0] += 1
+    trimming = Retention(store, [RetentionRule(max_age_s=HOUR_S)], hold=lambda: None)
+    while trimming.step(20 * HOUR_US) is not None:
+        pass
+    assert store.first_offset == store.next_offset
+
+
 def test_size_leaves_the_newest_block(store: SqliteStore) -> None:
     store.append([make_entry(bytes(MIB))])
     store.append([make_entry(bytes(2 * MIB))])

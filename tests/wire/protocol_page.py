@@ -119,7 +119,7 @@ def to_frame(described: dict[str, Any]) -> Frame:
         return f.DataFrame(
             flags, fields["channel"], fields["record"], fields.get("offset", 0), fields.get("position"), body
         )
-    for name in fields.keys() & {"nonce", "cookie", "token", "mac", "challenge"}:
+    for name in fields.keys() & {"nonce", "cookie", "token", "mac", "challenge", "body"}:
         fields[name] = bytes.fromhex(fields[name])
     if "connection_id" in fields:
         fields["connection_id"] = int(fields["connection_id"], 16)

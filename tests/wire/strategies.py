@@ -20,6 +20,7 @@ from godwit.limits import (
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire import packet as f
+from godwit.wire import relay
 from godwit.wire.batch import Batch, Route
 from godwit.wire.control import ControlMessage
 from godwit.wire.packet import Frame
@@ -85,6 +86,8 @@ def _closed_frames() -> st.SearchStrategy[Frame]:
         st.builds(f.PathResponseFrame, raw(8), raw(16)),
         st.builds(f.CloseFrame, u(16), reasons, raw(16)),
         st.builds(f.ResetFrame, raw(16)),
+        st.builds(f.CryptoFrame, u(32), u(32), bodies),
+        st.builds(f.TokenFrame, raw(16)),
         data_frames(open_ended=False),
     )
 
@@ -306,9 +309,42 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.CursorList: st.builds(
         c.CursorList, request=u(32), cursors=st.lists(cursor_infos, max_size=3), more=st.booleans(), after=texts
     ),
+    relay.RelayOpen: st.builds(
+        relay.RelayOpen,
+        log=st.binary(min_size=16, max_size=16),
+        filters=st.lists(texts, min_size=1, max_size=3),
+        sources=st.lists(st.binary(min_size=16, max_size=16), max_size=3),
+    ),
+    relay.RelayOpened: st.builds(
+        relay.RelayOpened, channel=st.integers(1, 2**32 - 1), offset=st.none() | st.integers(0, 2**63 - 1)
+    ),
+    relay.ListBridges: st.builds(relay.ListBridges, request=u(32)),
+    relay.BridgeList: st.builds(
+        relay.BridgeList,
+        request=u(32),
+        bridges=st.lists(
+            st.builds(
+                relay.BridgeInfo,
+                name=texts,
+                direction=st.sampled_from(["in", "out"]),
+                state=st.sampled_from(["running", "absent", "refused"]),
+                lag=st.integers(0, 2**63 - 1),
+            ),
+            max_size=3,
+        ),
+    ),
     c.ListGroups: st.builds(c.ListGroups, request=u(32), after=optional_names),
     c.GroupList: st.builds(
         c.GroupList, request=u(32), groups=st.lists(group_infos, max_size=3), more=st.booleans(), after=texts
+    ),
+    c.Capture: st.builds(
+        c.Capture,
+        request=u(32),
+        inbox=names,
+        seconds=st.integers(1, 3600),
+        max_bytes=st.integers(1024, 2**30),
+        packet_bytes=st.integers(32, 65_535),
+        filter=st.text(max_size=20),
     ),
     c.DeleteGroup: st.builds(c.DeleteGroup, request=u(32), group=names, filters=st.none() | filters),
     c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),

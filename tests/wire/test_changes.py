@@ -10,6 +10,7 @@ import pytest
 from godwit.wire import changes as ch
 from godwit.wire.changes import Change, StoredState
 from godwit.wire.control import Will
+from godwit.wire.epochs import Epoch
 
 CHANGES = (
     ch.TopicRow("a", 1, 2, 3, True),
@@ -27,6 +28,7 @@ CHANGES = (
     ch.IdentityDeleted("bob", "p", "a"),
     ch.QueryRow("q", 4, 5),
     ch.QueryDeleted("q"),
+    ch.RelayRow("edge", bytes(16), 7, (Epoch(bytes(8), 3),), 5),
     ch.JobRow(7, "bob", "k", "resize", 2, 0, 1, 1, None, 3, 1000, None, "running", 2, None),
     ch.JobPayloadRow(7, b"x"),
     ch.JobDeleted(7),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from godwit.wire.control_base import Code
 
-TRANSPORT = {"NORMAL", "SHUTDOWN", "PROTOCOL", "LIMIT", "VERSION", "BUSY", "TIMEOUT", "RESET", "INTERNAL"}
+TRANSPORT = {"NORMAL", "SHUTDOWN", "PROTOCOL", "LIMIT", "VERSION", "BUSY", "TIMEOUT", "RESET", "INTERNAL", "SEALING"}
 
 
 def test_codes_fit_their_field_and_keep_to_their_range() -> None:

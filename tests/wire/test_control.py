@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import cbor2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.wire.strategies import CONTROL, control_messages, damaged, texts, value_or_refusal
 
@@ -37,14 +37,16 @@ from godwit.wire.control import (
 from godwit.wire.control_base import Code
 
 encoded_messages = control_messages.map(encode_control)
+a_quarter = settings(max_examples=max(settings().max_examples // 4, 1))
+"""The examples of the active profile, divided: these tests run for each of nearly fifty kinds of messages."""
 
 
 KINDS = {
     "login", "welcome", "open", "opened", "refused", "progress", "progressed", "subscribe", "subscribed", "unsubscribe",
     "commit", "kicked", "feed", "labels", "gap", "create", "topics", "topic_list", "clients", "client_list", "kick",
-    "delete", "cursors", "cursor_list", "groups", "group_list", "delete_group", "workers", "worker_list",
+    "delete", "cursors", "cursor_list", "groups", "group_list", "delete_group", "capture", "workers", "worker_list",
     "work", "volunteer", "volunteered", "watch", "watched", "unwatch", "cancel", "jobs", "job_list", "job", "job_shown",
-    "retry", "retried", "ping", "pong", "done", "error",
+    "retry", "retried", "ping", "pong", "done", "error", "relay", "relaying", "bridges", "bridge_list",
 }  # fmt: skip
 
 
@@ -54,6 +56,7 @@ def test_every_kind_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(ControlMessage))
+@a_quarter
 @given(st.data())
 def test_each_message_comes_back(kind: type[ControlMessage], data: st.DataObject) -> None:
     message = data.draw(CONTROL[kind])
@@ -149,6 +152,7 @@ FIELDS = sorted({field for kind in get_args(ControlMessage) for field in kind.__
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
+@a_quarter
 @given(st.dictionaries(st.sampled_from(FIELDS), values, max_size=10))
 def test_fields_of_any_type_give_a_message_or_an_error(kind: str, fields: dict[str, object]) -> None:
     data = cbor2.dumps(fields | {"kind": kind})
@@ -159,6 +163,7 @@ def test_fields_of_any_type_give_a_message_or_an_error(kind: str, fields: dict[s
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(ControlMessage) if kind.__struct_fields__])
+@a_quarter
 @given(st.data())
 def test_one_wrong_field_gives_a_message_or_an_error(kind: type[ControlMessage], data: st.DataObject) -> None:
     """As above, but with everything else right, so that every field's own check is met."""

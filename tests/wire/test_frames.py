@@ -51,6 +51,9 @@ ONE_OF_EACH: list[Frame] = [
     f.PathResponseFrame(bytes(8), MAC),
     f.CloseFrame(2, "because", MAC),
     f.ResetFrame(MAC),
+    f.CryptoFrame(1172, 99, b"client hello"),
+    f.CryptoFrame(0, 0, b""),
+    f.TokenFrame(MAC),
     f.DataFrame(f.HAS_LENGTH, 1, 2, 3, None, b"body"),
     f.DataFrame(f.HAS_LENGTH | f.WHOLE | f.HAS_POSITION, 1, 2, 0, 3, b"body"),
 ]
@@ -91,7 +94,7 @@ def test_every_kind_of_data_frame(flags: int) -> None:
 
 def test_no_frame_type_is_without_a_test() -> None:
     kinds = {encode_frame(frame)[0] for frame in ONE_OF_EACH}
-    assert {kind for kind in kinds if kind & 0xC0 != f.DATA} == set(range(f.PING, f.RESET + 1))
+    assert {kind for kind in kinds if kind & 0xC0 != f.DATA} == set(range(f.PING, f.TOKEN + 1))
     assert {type(frame) for frame in ONE_OF_EACH} == set(get_args(Frame))
 
 
@@ -163,7 +166,7 @@ REFUSED: list[tuple[str, bytes]] = [
     ("no frame", bytes(1000)),
     ("padding that is not zero", b"\x01\x00\x01"),
     ("padding that is not zero", bytes(100) + b"\x01"),
-    ("unknown type 0x10", b"\x10"),
+    ("unknown type 0x12", b"\x12"),
     ("unknown type 0x3f", b"\x3f"),
     ("unknown type 0x80", b"\x80"),
     ("unknown type 0xff", b"\xff" * 50),

@@ -224,7 +224,7 @@ def described_as(kind: str) -> list[Any]:
 
 def test_every_frame_has_an_example() -> None:
     types = {data[0] for data, described in VECTORS.values() if "frame" in described}
-    assert types == set(range(f.PING, f.RESET + 1))
+    assert types == set(range(f.PING, f.TOKEN + 1))
     described = {f"{name}Frame" for name in described_as("frame")}
     assert described | {"DataFrame"} == {kind.__name__ for kind in get_args(Frame)}
 

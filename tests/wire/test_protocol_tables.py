@@ -27,6 +27,7 @@ from godwit.wire.control import ClientInfo, ControlMessage, CursorInfo, GroupInf
 from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, JobSpec, TaskInfo, WorkerInfo
 from godwit.wire.parameters import Parameters
+from godwit.wire.relay import BridgeInfo
 from godwit.wire.work import FromBroker, FromClient
 
 
@@ -47,7 +48,7 @@ def test_the_table_of_frames() -> None:
 
 NAMES = {
     "PADDING", "PING", "HELLO", "COOKIE", "CONNECT", "ACCEPT", "REFUSE", "ACK", "ACK_POSITION", "CONFIRM", "CREDIT",
-    "BLOCKED", "PATH_PROBE", "PATH_RESPONSE", "CLOSE", "RESET",
+    "BLOCKED", "PATH_PROBE", "PATH_RESPONSE", "CLOSE", "RESET", "CRYPTO", "TOKEN",
 }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def test_the_reactions_of_clients_to_codes() -> None:
     reactions = {Code[name]: reaction for _, name, _, reaction in read_table("## 23 Reason codes")}
     assert {code for code, text in reactions.items() if text.partition(":")[0] == "ends"} == FINAL_CODES
     conditional = {code for code, text in reactions.items() if text.startswith(("ends ", "ends,"))}
-    assert conditional == {Code.NORMAL, Code.NAME_IN_USE}
+    assert conditional == {Code.NORMAL, Code.SEALING, Code.NAME_IN_USE}
 
 
 def to_number(text: str) -> int:
@@ -139,6 +140,7 @@ PARTS = [
     ("#### `client_list`", 1, ClientInfo),
     ("#### `cursor_list`", 1, CursorInfo),
     ("#### `group_list`", 1, GroupInfo),
+    ("#### `bridge_list`", 1, BridgeInfo),
     ("#### `job_list`", 1, JobInfo),
     ("#### `job_shown`", 1, TaskInfo),
     ("#### `worker_list`", 1, WorkerInfo),

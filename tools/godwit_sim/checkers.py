@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from godwit.limits import AMPLIFICATION
 from godwit.transport.events import Address
-from godwit_sim.network import Host, Observer, addressed_to, answers, challenges
+from godwit_sim.network import Host, Observer, addressed_to, answers, challenges, is_crypto
 
 Flow: TypeAlias = tuple[str, str, int]
 """The connection's label, the direction ("up" from the client, "down" to it), and the channel."""
@@ -374,7 +374,7 @@ class TimeoutWatcher(Observer):
 
     def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None:
         found = addressed_to(datagram)
-        if found is None:
+        if found is None or is_crypto(datagram):
             return
         connection_id, number = found
         seen = (host.name, connection_id, number)

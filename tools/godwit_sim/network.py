@@ -29,6 +29,7 @@ from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.events import Address, Train
 from godwit.wire import packet as f
 from godwit.wire.packet import decode_packet
+from godwit_sim.sealing import sealed_content
 
 # -- traces -----------------------------------------------------------------------------------------------------------
 
@@ -67,18 +68,29 @@ class Trace:
 def frames_of(datagram: bytes) -> list[f.Frame]:
     """Return the frames of an intact packet; an empty list for anything else."""
     try:
-        return f.decode_frames(decode_packet(datagram)[2])
+        return f.decode_frames(_content(datagram)[2])
     except DecodeError:
         return []
+
+
+def _content(datagram: bytes) -> tuple[int, int, bytes]:
+    """Return connection id, number and frames of a packet. If it is sealed, by the stand-in, the key is not checked."""
+    sealed = sealed_content(datagram)
+    return decode_packet(datagram) if sealed is None else sealed
 
 
 def addressed_to(datagram: bytes) -> tuple[int, int] | None:
     """Return the connection id and the truncated packet number of an intact packet."""
     try:
-        connection_id, number, _ = decode_packet(datagram)
+        connection_id, number, _ = _content(datagram)
     except DecodeError:
         return None
     return connection_id, number
+
+
+def is_crypto(datagram: bytes) -> bool:
+    """Return whether a packet belongs to the TLS handshake, which does not count as one of its connection."""
+    return datagram[:1] == bytes((f.FIRST_BYTE,)) and datagram[f.HEADER.size] in (f.CRYPTO, f.REFUSE)
 
 
 def challenges(datagram: bytes) -> list[bytes]:
@@ -106,7 +118,7 @@ def answers(datagram: bytes) -> list[bytes]:
 def describe(datagram: bytes) -> str:
     """Return a description of a datagram in one line."""
     try:
-        connection_id, number, body = decode_packet(datagram)
+        connection_id, number, body = _content(datagram)
         found = f.decode_frames(body)
     except DecodeError as error:
         return f"{len(datagram)} B, no packet ({error.reason})"

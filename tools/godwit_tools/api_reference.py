@@ -9,9 +9,8 @@ import ast
 import enum
 import inspect
 import re
-import sys
-import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_origin, is_typeddict
@@ -123,8 +122,8 @@ def attributes_of(found: type) -> Iterator[tuple[str, str, str]]:
     for owner in found.__mro__[:-1]:
         if owner.__module__.partition(".")[0] != "godwit":
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        body = _source(owner.__module__).body
+        tree = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == owner.__name__)
         initial = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
         for statements in (tree.body, *(node.body for node in initial)):
             yield from _fields(statements, initial)
@@ -132,6 +131,13 @@ def attributes_of(found: type) -> Iterator[tuple[str, str, str]]:
             if isinstance(value, property) and not name.startswith("_") and value.fget is not None:
                 annotation = str(value.fget.__annotations__.get("return", ""))
                 yield name, annotation, _first(value.__doc__)
+
+
+@cache
+def _source(module: str) -> ast.Module:
+    """Return the parsed source of a module of the package, also if the module runs in its compiled form."""
+    path = Path(godwit.__path__[0], *module.split(".")[1:]).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _fields(statements: list[ast.stmt], initial: list[ast.FunctionDef]) -> Iterator[tuple[str, str, str]]:
@@ -254,14 +260,13 @@ def describe_type(name: str) -> Iterator[str]:
 def _alias(name: str) -> tuple[str, str]:
     """Return the definition of a type alias, and its documentation."""
     home = next(module for module, names in godwit._NAMES_BY_MODULE.items() if name in names.split())
-    module = sys.modules[f"godwit.{home}"]
-    body = ast.parse(inspect.getsource(module)).body
+    body = _source(f"godwit.{home}").body
     for statement, follower in zip(body, [*body[1:], ast.Pass()], strict=True):
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name and statement.value:
             is_text = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant)
             text = _first(str(follower.value.value)) if is_text else ""  # type: ignore[attr-defined]
             return ast.unparse(statement.value).replace("'", '"'), text
-    raise LookupError(f"{name} is not defined in {module.__name__}")
+    raise LookupError(f"{name} is not defined in godwit.{home}")
 
 
 def main() -> None:

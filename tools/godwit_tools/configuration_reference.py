@@ -25,7 +25,7 @@ file, and a running broker reads it again on SIGHUP. Unknown keys are refused.
 [examples/broker.toml](../examples/broker.toml.md) is a file with every key.
 """
 _KEY: Final = re.compile(r"""^(?:# )?(\w+) = (?:"[^"]*"|[^"#])*(?:# ?(.*))?$""")
-_TABLE: Final = re.compile(r"^\[+([\w.]+)\]+$")
+_TABLE: Final = re.compile(r"^(?:# )?\[+([\w.]+)\]+$")
 _WITHOUT_COMMENT: Final = {
     "topics.rule.filter": "topics that the rule is for; the first filter that matches a topic decides",
     "topics.rule.policy": "which operation creates these topics; default: that of `[topics]`",
@@ -52,6 +52,7 @@ _WITHOUT_COMMENT: Final = {
     "log.rule.max_bytes": "maximum size of their messages",
     "archive.certificate": "certificate for TLS, a file in PEM",
     "archive.key": "its private key, a file in PEM",
+    "bridge.secret": "secret that proves the name at the hub; it is never sent",
 }
 """Meanings of keys that the example explains in another place."""
 _NAMES: Final = {str: "text", int: "integer", float: "number", bool: "true or false"}

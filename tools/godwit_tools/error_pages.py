@@ -84,6 +84,13 @@ CODES: Final[dict[Code, Explanation]] = {
         "too.",
         "Report it with the lines of the broker's event log. The client reconnects.",
     ),
+    Code.SEALING: Explanation(
+        "The connection must be sealed and is not, or sealing it failed.",
+        "The broker refuses plain packets of other machines, it does not seal (Godwit 0.5 or older), or its key is not "
+        "the one that the client expects.",
+        "Connect to `udps://HOST:PORT` with Godwit 0.6 or newer. If the key of the broker has changed on purpose, "
+        "remove its line from `known_brokers`, or pin the new fingerprint, which the broker prints when it starts.",
+    ),
     Code.UNKNOWN_KIND: Explanation(
         "The broker does not know a request of the client.",
         "The client is newer than the broker.",
@@ -299,6 +306,11 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "A second start of the same program, or a client that proved the same name.",
         "See code [TAKEN_OVER](TAKEN_OVER.md).",
     ),
+    "SealingError": Explanation(
+        "The connection must be sealed, or the broker's key is not the expected one.",
+        "A plain client of another machine, a broker of 0.5 or older, or another key than the pinned or known one.",
+        "See code [SEALING](SEALING.md).",
+    ),
     "KickedError": Explanation(
         "Another client removed this client or its subscription.",
         "An operator called `godwit kick`.",
@@ -339,8 +351,9 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "Catch this class to treat them alike.",
     ),
     "NoResponderError": Explanation(
-        "`request` was called, and no client is subscribed to its topic.",
-        "No responder is connected, or it is subscribed to other topics.",
+        "`request` was called, and no client that may reply is subscribed to its topic.",
+        "No responder is connected, or it is subscribed to other topics. Subscribers whose filter begins with a "
+        "wildcard, such as `#`, do not count.",
         "Start a responder: `@client.replies(topic)`, or `godwit reply TOPIC --exec CMD`. Compare the topics.",
     ),
     "NoReplyError": Explanation(

@@ -121,7 +121,7 @@ def _in_parallel(work: Sequence[tuple[str, int]], processes: int) -> Iterator[Ou
     except BaseException:
         for process in multiprocessing.active_children():
             process.kill()  # the interpreter would wait for them at its end, and a seed can take long
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # and wait: see below
         raise
     pool.shutdown()  # and wait: else the interpreter may exit while the pool is shutting down
 

@@ -12,14 +12,14 @@ spark = SparkSession.active()
 def bronze_messages() -> DataFrame:
     # format("godwit") is registered by itself, because godwit is installed.
     options = {"archive": spark.conf.get("godwit.archive"), "topics": spark.conf.get("godwit.topics")}
-    return spark.readStream.format("godwit").options(**options).load()
+    return spark.readStream.format("godwit").options(**options, includeHeaders="true").load()
 
 
 @dp.table(comment="One row per number in a message.")
 def silver_readings() -> DataFrame:
-    return declarative.silver_readings(spark.readStream.table("bronze_messages"))
+    return declarative.silver_readings(spark.readStream.table("bronze_messages"), has_content_type=True)
 
 
 @dp.table(comment="Messages that are not readings, with the reason.")
 def silver_quarantine() -> DataFrame:
-    return declarative.silver_quarantine(spark.readStream.table("bronze_messages"))
+    return declarative.silver_quarantine(spark.readStream.table("bronze_messages"), has_content_type=True)

@@ -34,6 +34,7 @@ SHORT_BYTES: Final = 2 * KIB
 ROW_BYTES: Final = 40
 """Size of a row as Arrow without its payload and names."""
 
+_LAST_OFFSET: Final = 2**62
 _TIME: Final = pa.timestamp("us", "UTC")
 _FIELDS: Final[dict[str, pa.DataType]] = {
     "offset": pa.int64(),
@@ -50,9 +51,13 @@ _FIELDS: Final[dict[str, pa.DataType]] = {
     "reply_to": pa.string(),
     "correlation": pa.binary(),
     "expires": _TIME,
+    "origin_log": pa.string(),
+    "origin_offset": pa.int64(),
 }
 ALL_COLUMNS: Final = tuple(_FIELDS)
-PROPERTY_COLUMNS: Final = ("headers", "content_type", "reply_to", "correlation", "expires")
+PROPERTY_COLUMNS: Final = (
+    "headers", "content_type", "reply_to", "correlation", "expires", "origin_log", "origin_offset",
+)  # fmt: skip
 """The properties of messages. They are decoded from the extension of a batch, once for all its messages."""
 EXTENSION_COLUMNS: Final = frozenset(("extension", *PROPERTY_COLUMNS))
 COLUMNS: Final = tuple(name for name in ALL_COLUMNS if name not in EXTENSION_COLUMNS)
@@ -263,6 +268,18 @@ class _RowRange:
             for one, received_us in zip(self._rows.properties()[self._batches], received, strict=True)
         ]
         return self._taken(pa.array(times, _FIELDS["expires"]))
+
+    def origin_log(self) -> Any:
+        """The log from which a bridge brought a message, in hexadecimal digits as in the schema."""
+        return self._property("origin_log", lambda one: None if one.origin is None else one.origin[0].hex())
+
+    def origin_offset(self) -> Any:
+        """The offset of a message in that log. The origin of a batch is that of its first message."""
+        origins = [one.origin for one in self._rows.properties()[self._batches]]
+        offsets = [None if origin is None or origin[1] > _LAST_OFFSET else origin[1] for origin in origins]
+        before = self._repeated(self._ends - self._rows._counts[self._batches])  # rows before the batch
+        places = np.arange(self._start, self._stop, dtype=np.int64) - before
+        return pc.add(self._taken(pa.array(offsets, _FIELDS["origin_offset"])), pa.array(places))
 
     def _property(self, name: str, value: Callable[[Properties], Any]) -> Any:
         found = [value(one) for one in self._rows.properties()[self._batches]]

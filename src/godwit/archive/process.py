@@ -34,6 +34,7 @@ from godwit.broker.access import TokenRights
 from godwit.errors import ConfigurationError, DecodeError, GodwitError, SocketError
 from godwit.limits import KIB, MIB
 from godwit.server.archive_pipe import (
+    CallCounts,
     Commit,
     CommitDone,
     FromArchive,
@@ -45,6 +46,8 @@ from godwit.server.archive_pipe import (
 )
 
 EXPIRY_PERIOD_S: Final = 60.0
+COUNTS_PERIOD_S: Final = 1.0
+"""How often the broker gets the counts of calls, if they have changed."""
 OOM_SCORE: Final = "1000"
 """If the machine runs out of memory, the system ends the archive, which is restarted, and not the broker."""
 NICENESS: Final = 19
@@ -82,7 +85,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     pipe.start()
     pipe.ready(url)
-    while not ended.wait(EXPIRY_PERIOD_S):
+    counts, expires_at = server.counts(), time.monotonic() + EXPIRY_PERIOD_S
+    while not ended.wait(COUNTS_PERIOD_S):
+        if (newer := server.counts()) != counts:
+            counts = newer
+            pipe.report_calls(counts)
+        if time.monotonic() < expires_at:
+            continue
+        expires_at = time.monotonic() + EXPIRY_PERIOD_S
         if count := stages.expire(time.time()):
             pipe.log("info", f"removed {count} stages that were not committed in time")
         if count := server.expire_uploads():
@@ -164,6 +174,10 @@ class BrokerPipe:
     def log(self, level: Literal["info", "warning"], text: str) -> None:
         """Send a line for the broker's log."""
         self._write(LogLine(level, text))
+
+    def report_calls(self, counts: CallCounts) -> None:
+        """Send the counts of calls."""
+        self._write(counts)
 
     def commit(
         self, query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float

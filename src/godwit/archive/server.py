@@ -14,9 +14,11 @@ Only Flight's own errors reach a client as a sentence: for all others Flight sen
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from traceback import format_exception
 from typing import Any, Final
 
@@ -42,6 +44,7 @@ from godwit.archive.staged_rows import StageWriter, check_schema
 from godwit.archive.stages import Stages, StagesFullError
 from godwit.archive.tokens import MIDDLEWARE, TokenCheck, TokenFile, TokenRightsError, require, rights_of
 from godwit.errors import StorageError
+from godwit.server.archive_pipe import CallCounts
 
 MAX_STREAMS: Final = 128
 """Limit of concurrent reads. Each has a thread for as long as its client takes."""
@@ -87,6 +90,9 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self._streams = CallLimit("reads", MAX_STREAMS)
         self._uploads = Uploads(MAX_UPLOADS)
         self._action_limit = CallLimit("requests", MAX_ACTIONS)
+        self._counting = threading.Lock()
+        self._calls: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
         super().__init__(
             location,
             tls_certificates=None if certificate is None else [certificate],
@@ -96,7 +102,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     # -- the log's past -----------------------------------------------------------------------------------------------
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        with self._translate_errors(), self._action_limit.enter():
+        with self._counted("list"), self._action_limit.enter():
             for topic in self._actions.topics(criteria, rights_of(context))[:MAX_FLIGHTS]:
                 request = msgspec.json.encode({"filters": [topic.name]})
                 yield flight.FlightInfo(
@@ -109,7 +115,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                 )
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with self._translate_errors(), self._action_limit.enter():
+        with self._counted("info"), self._action_limit.enter():
             request = read_request(_command(descriptor))
             require(rights_of(context).read_problem(request.filters))
             reading = self._readers.ask(lambda reader: RangeReader(request, reader))
@@ -132,7 +138,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             )
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with self._translate_errors():
+        with self._counted("get"):
             request = read_request(ticket.ticket)
             require(rights_of(context).read_problem(request.filters))
             stream = self._stream(request)
@@ -147,7 +153,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             coming: Future[RangePiece | None] | None = None
             while True:
                 sizes = FULL if self._streams.active <= FULL_STREAMS else LEAN
-                with self._translate_errors():
+                with self._translate_errors("get"):
                     piece = (coming or self._begin(reading, sizes)).result()
                 if piece is None:
                     return
@@ -160,7 +166,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     # -- staged writes ------------------------------------------------------------------------------------------------
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._translate_errors(), self._uploads.enter(context.peer()) as upload:
+        with self._counted("put"), self._uploads.enter(context.peer()) as upload:
             request = stage_request(_command(descriptor))
             rights = rights_of(context)
             require(rights.staging_problem())
@@ -188,12 +194,33 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         return list(ACTIONS.items())
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        with self._translate_errors(), self._action_limit.enter():
+        with self._counted("action"), self._action_limit.enter():
             yield from self._actions.answer(action.type, action.body.to_pybytes(), rights_of(context))
 
+    def counts(self) -> CallCounts:
+        """Return the calls of clients so far."""
+        with self._counting:
+            return CallCounts(dict(self._calls), dict(self._failed), self._streams.active + self._uploads.active)
+
+    def _counted(self, call: str) -> AbstractContextManager[None]:
+        """Count a call, and raise its errors as those of Flight."""
+        with self._counting:
+            self._calls[call] += 1
+        return self._translate_errors(call)
+
     @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Raise errors as those that Flight sends to the client."""
+    def _translate_errors(self, call: str) -> Iterator[None]:
+        """Raise errors as those that Flight sends to the client, and count them."""
+        try:
+            with self._translated():
+                yield
+        except flight.FlightError:
+            with self._counting:
+                self._failed[call] += 1
+            raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except flight.FlightError:

@@ -21,7 +21,7 @@ from godwit.errors import BadFilterError, ConfigurationError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_SECRET_BYTES
 from godwit.wire.filters import RESERVED, WILDCARDS, covers, split
 
-Action: TypeAlias = Literal["publish", "subscribe", "create", "submit", "work", "kick"]
+Action: TypeAlias = Literal["publish", "subscribe", "create", "submit", "work", "kick", "relay"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 EVERYONE: Final = "*"
 CLIENT: Final = "{client}"

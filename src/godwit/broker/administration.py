@@ -19,7 +19,7 @@ from godwit.broker.group import GroupMember
 from godwit.broker.groups import GroupPage, Groups, GroupStatus
 from godwit.broker.identities import Identities, PublisherProgress
 from godwit.broker.jobs.service import JobService
-from godwit.broker.ports import Peer, RequestFailure
+from godwit.broker.ports import CaptureRequest, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
 from godwit.broker.session import Session, is_group_session
@@ -130,6 +130,8 @@ class Administration:
     _jobs: JobService
     _groups: Groups
     _effects: list[Effect]
+    capture_handler: Callable[[CaptureRequest], None] | None = None
+    """Begins captures, if the broker has sockets."""
 
     def create(self, session: Session, name: str) -> None:
         """Create a topic that is never deleted."""
@@ -328,6 +330,22 @@ class Administration:
         text = f"{session.name} deleted the group {name}"
         shown = [" + ".join(group.filters) for group in found]
         self._effects.append(Notice("group_deleted", text, session.fields(group=name, filters=shown)))
+
+    def capture(self, session: Session, request: CaptureRequest) -> None:
+        """Begin to send the broker's packets to an inbox, for a client that may kick."""
+        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
+            text = f"{session.name} may not see the packets of others: this needs the right to kick"
+            raise RequestFailure(Code.NOT_ALLOWED, text)
+        inbox = request.inbox
+        is_own = is_inbox(inbox) and self._delivery.has_filter(inbox) and self._delivery.owns_inbox(session, inbox)
+        if not is_own:
+            text = f"{inbox!r} is not an inbox of {session.name}: subscribe to one first, and name it"
+            raise RequestFailure(Code.NOT_SUBSCRIBED, text)
+        if self.capture_handler is None:
+            raise RequestFailure(Code.NOT_ALLOWED, "this broker has no sockets to capture")
+        self.capture_handler(request)
+        text = f"{session.name} captures packets for up to {request.seconds} s"
+        self._effects.append(Notice("capture", text, session.fields(filter=request.filter)))
 
     def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
         """Remove a client and its session, or (with filters) one of its subscriptions."""

@@ -10,6 +10,7 @@ alone. Nothing else of a login is examined before its proof.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -94,6 +95,9 @@ class Admission:
         """Called with each session that is deleted."""
         self._now_us = 0
         """The time of the last input."""
+        self.logins = 0
+        self.refused: Counter[str] = Counter()
+        """Logins that were not admitted, by the name of the code."""
 
     # -- logins -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +230,7 @@ class Admission:
         session.will_delay_s = credentials.will_delay_s
         session.will_due_us = None
         peer.session = session
+        self.logins += 1
         peer.admit()
         self._jobs.handle_login(session, now_us)
         if settings.messages_per_s is not None:
@@ -240,6 +245,7 @@ class Admission:
 
     def _refuse(self, peer: Peer, failure: RequestFailure) -> None:
         """Close a connection that is not admitted. Broker.disconnect follows and cleans up."""
+        self.refused[failure.code.name.lower()] += 1
         peer.close(failure.code, failure.text)
         fields = {"address": peer.address, "host": peer.host, "code": int(failure.code)}
         why = failure.detail if isinstance(failure, LoginRefusal) else failure.text

@@ -28,9 +28,11 @@ from godwit.broker.dirty_state import DirtySet, DirtyState
 from godwit.broker.effects import Append, Committed, Effect, Failed
 from godwit.broker.identities import Identities, PublisherKey
 from godwit.broker.ports import Peer, Receipt
-from godwit.wire.batch import RETAIN, Entry, payload_bytes
+from godwit.wire.batch import HAS_EXTENSION, RETAIN, Entry, extension_of, payload_bytes
 from godwit.wire.changes import Change, IdentityRow, RetainedRow
 from godwit.wire.control_base import Code
+from godwit.wire.extension import decode_properties
+from godwit.wire.filters import is_inbox
 
 RETRY_US: Final = 1_000_000
 """When to retry, after a failed append, the changes that no client is waiting for."""
@@ -108,7 +110,16 @@ class AppendQueue:
         """Batches to retry."""
         self.retry_at_us = 0
         """When to retry, after a failed append, the changes that no client is waiting for."""
+        self.confirmed = 0
+        """Records of publishers that were stored."""
+        self.refused = 0
+        """Records of publishers that could not be stored."""
         self._under_way: deque[_SealedAppend] = deque()
+
+    @property
+    def depth(self) -> int:
+        """The number of appends that the log has not answered."""
+        return len(self._under_way)
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
@@ -246,6 +257,9 @@ class AppendQueue:
             receipt = pending.receipt
             if receipt is not None:
                 if not sealed.is_failed:
+                    if reached > 0 and is_request(pending.entries[-1]):
+                        reached = delivery.count_responders(topic, pending.entries[-1])
+                    self.confirmed += 1
                     receipt.accepted(reached if reached >= 0 else len(delivery.routes(topic)))
             elif pending.on_failure is OnFailure.FORWARDED:
                 self.unreliable_bytes -= pending.size_bytes
@@ -305,6 +319,7 @@ class AppendQueue:
             topic.messages -= sum([entry.count for entry in pending.entries])
             topic.payload_bytes -= sum([payload_bytes(entry) for entry in pending.entries])
         if pending.receipt is not None:
+            self.refused += 1
             pending.receipt.refused(Code.STORAGE, text)
         elif on_failure is OnFailure.RETRIED:
             self.again.append(pending)
@@ -320,6 +335,14 @@ class AppendQueue:
                 self._dirty.retained(topic)
             reached = self._delivery.forward_live(topic, publisher, entry)
         return reached
+
+
+def is_request(entry: Entry) -> bool:
+    """Return whether messages are requests whose client waits for replies in its inbox."""
+    if not entry.flags & HAS_EXTENSION:
+        return False
+    reply_topic = decode_properties(extension_of(entry)).reply_topic
+    return reply_topic is not None and is_inbox(reply_topic)
 
 
 def _topics(pendings: list[Pending]) -> dict[Topic, None]:

@@ -4,7 +4,7 @@
     the log      handle(event, now_us): answers to Append, Read and Locate (godwit.broker.effects), and time
     output       end_turn(): what the log is to do, notices for the operator; call it once at the end of a turn, because
                  it joins everything that the turn brought into large appends and records
-    getters      next_timer_us, figures, overrun, needs_below, sessions
+    getters      next_timer_us, figures, counters, overrun, needs_below, sessions
 
 Times are microseconds since the epoch and never go backwards.
 """
@@ -17,7 +17,8 @@ from typing import Any, Final
 from godwit.broker.administration import Administration, ListQueue
 from godwit.broker.admission import Admission
 from godwit.broker.append_queue import AppendQueue
-from godwit.broker.catalogue import BROKER_NAME, Catalogue, PublisherNumbers
+from godwit.broker.catalogue import BROKER_NAME, Catalogue, PublisherNumbers, Topic
+from godwit.broker.counters import BrokerCounters
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import BrokerEvent, Committed, Effect, Failed, Found, Import, Located, Losing, Notice, Tick
@@ -28,11 +29,13 @@ from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import DeferredCredit
+from godwit.broker.relays import Relays
 from godwit.broker.session import Sessions, is_group_session
 from godwit.broker.settings import Settings
 from godwit.broker.subscription import BrokerSubscription
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.wire.batch import make_entry
 from godwit.wire.changes import StoredState
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
@@ -87,6 +90,7 @@ class Broker:
         self._publications = publications = Publications(catalogue, delivery, identities, queue, dirty, effects)
         self._subscriptions = subscriptions = SubscriptionRequests(catalogue, delivery, queue, dirty, effects, epochs)
         self._imports = Imports(catalogue, numbers, queue, dirty, effects)
+        self.relays = Relays(catalogue, numbers, queue, dirty, effects, log_id)
         self.jobs = jobs = JobService(catalogue, numbers, dirty, queue, effects)
         self._job_activity = jobs.activity
         self._admission = admission = Admission(
@@ -169,6 +173,7 @@ class Broker:
             if (owner := self.sessions.get(packet_row.session)) is not None:
                 self._subscriptions.restore_packet(owner, packet_row)
         self._imports.restore(state.queries)
+        self.relays.restore(state.relays)
         self.jobs.restore(state, now_us)
         self._expire_at_us = now_us
 
@@ -374,15 +379,80 @@ class Broker:
             "subscriptions": delivery.subscriptions,
             "topics": len(self._catalogue),
             "retained": self._catalogue.retained_count,
-            "messages/in": publications.messages_in,
-            "messages/out": delivery.messages_out,
+            "messages/in": sum(publications.messages_in),
+            "messages/out": sum(delivery.messages_out),
             "messages/dropped": delivery.live_dropped + publications.dropped,
-            "bytes/in": publications.bytes_in,
+            "bytes/in": sum(publications.bytes_in),
             "log/first_offset": delivery.first_offset,
             "log/next_offset": delivery.next_offset,
             **self.jobs.figures(),
             **{name: figure for source in self._figure_sources for name, figure in source().items()},
         }
+
+    def counters(self) -> BrokerCounters:
+        """Return the counters of the core."""
+        delivery, publications, admission = self._delivery, self._publications, self._admission
+        scheduler = self.jobs.scheduler
+        workers = scheduler.workers.values()
+        return BrokerCounters(
+            uptime_s=(self.now_us - self._started_us) / 1e6,
+            connections=len(self._peers),
+            clients=len(self._peers) - len(self._not_logged_in),
+            sessions=len(self.sessions) - self.sessions.groups,
+            logins=admission.logins,
+            logins_refused=dict(admission.refused),
+            messages_in=list(publications.messages_in),
+            messages_out=list(delivery.messages_out),
+            bytes_in=list(publications.bytes_in),
+            bytes_out=list(delivery.bytes_out),
+            publishes_confirmed=self.append_queue.confirmed,
+            publishes_refused=self.append_queue.refused,
+            messages_dropped={"rate": publications.dropped, "subscriber": delivery.live_dropped},
+            topics=len(self._catalogue),
+            retained=self._catalogue.retained_count,
+            subscriptions=delivery.subscriptions,
+            groups=len(self.groups),
+            appends_under_way=self.append_queue.depth,
+            lists_waiting=sum([len(requests) for requests in self.lists.waiting.values()]),
+            first_offset=delivery.first_offset,
+            next_offset=delivery.next_offset,
+            jobs={
+                "waiting": scheduler.unsettled,
+                "running": scheduler.unended - scheduler.unsettled,
+                "ended": len(scheduler.jobs) - scheduler.unended,
+            },
+            jobs_ended=dict(scheduler.ended_as),
+            tasks_leased=sum([len(worker.leases) for worker in workers]),
+            workers=sum([bool(worker.queues) for worker in workers]),
+            worker_capacity=sum([worker.capacity for worker in workers if worker.queues]),
+        )
+
+    def lagging_subscriptions(self) -> list[BrokerSubscription]:
+        """Return the connected subscriptions that have not acknowledged everything, or are behind the log."""
+        return self._delivery.lagging_subscriptions()
+
+    def absent_subscriptions(self) -> list[BrokerSubscription]:
+        """Return the subscriptions whose client is disconnected."""
+        return self._delivery.absent_subscriptions()
+
+    def send_to_inbox(self, inbox: str, payload: bytes) -> bool | None:
+        """Send a message of the broker itself to an inbox.
+
+        Return None if the inbox has no subscriber, and False if its client is too slow and does not get the message.
+        """
+        topic = self._catalogue.get(inbox)
+        if topic is None:
+            return None
+        self.inputs += 1
+        dropped = self._delivery.live_dropped
+        entry = make_entry(inbox, BROKER_NAME, [payload], qos=0, retain=False, now_us=self.now_us)
+        if not self.append_queue.forward_live(topic, self._broker_number, [entry]):
+            return None
+        return self._delivery.live_dropped == dropped
+
+    def topics_page(self, pattern: str, after: str | None, steps: int) -> tuple[list[Topic], str | None]:
+        """Return the topics that a filter matches within this many steps of the search, and where to continue."""
+        return self._catalogue.page(pattern, after, steps)
 
     def _publish_figures(self, now_us: int) -> None:
         """Publish the figures that have changed, as retained messages on `$sys/...`."""

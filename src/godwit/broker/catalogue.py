@@ -421,6 +421,18 @@ class Catalogue:
         """Yield topics after `after` in the order of their names, those that a filter matches or all; else as above."""
         return self._found(self._tree, pattern, after)
 
+    def page(self, pattern: str, after: str | None, steps: int) -> tuple[list[Topic], str | None]:
+        """Return the topics that a filter matches within this many steps of the search, and where to continue."""
+        found: list[Topic] = []
+        last = after
+        for last, topic in self.after(pattern, after):
+            if topic is not None and not topic.is_inbox:
+                found.append(topic)
+            steps -= 1
+            if not steps:
+                return found, last
+        return found, None
+
     def _found(self, tree: TopicTree, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
         topics = self._topics
         for name, is_match in tree.visit(pattern, after):

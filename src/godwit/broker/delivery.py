@@ -22,7 +22,7 @@ from godwit.broker.subscription import (
     lose,
 )
 from godwit.broker.topics import FilterTrie
-from godwit.wire.batch import HAS_EXTENSION, RETAIN, Entry, without_first
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN, Entry, without_first
 from godwit.wire.extension import expiry_of
 from godwit.wire.filters import is_inbox, is_pattern, matches
 from godwit.wire.retention_floors import lost_below
@@ -73,7 +73,9 @@ class Delivery:
         self.next_offset = 0
         """The end of the log, as far as it is committed."""
         self.subscriptions = 0
-        self.messages_out = 0
+        self.messages_out = [0, 0, 0]
+        """By QoS, and so are the bytes. A consumer group counts as one subscriber."""
+        self.bytes_out = [0, 0, 0]
         self.live_dropped = 0
 
     @property
@@ -85,6 +87,14 @@ class Delivery:
     def filter_count(self) -> int:
         """The number of filters of all subscriptions."""
         return len(self._trie)
+
+    def lagging_subscriptions(self) -> list[BrokerSubscription]:
+        """Return the connected subscriptions with unacknowledged messages, or behind."""
+        return list(self._lagging)
+
+    def absent_subscriptions(self) -> list[BrokerSubscription]:
+        """Return the subscriptions without a connection."""
+        return list(self._absent)
 
     def has_filter(self, text: str) -> bool:
         """Return whether any subscription, connected or not, has exactly this filter."""
@@ -302,7 +312,7 @@ class Delivery:
             batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
             if batch is None:
                 return 0
-            skipped = 0
+            skipped = sent_to = 0
             for one in routes:
                 if one.no_local and one.is_own(entry):
                     skipped += 1
@@ -319,12 +329,13 @@ class Delivery:
                             sent.append([offset, end])
                         one.sent_below = end
                         peer.messages_out += entry.count
-                        self.messages_out += entry.count
+                        sent_to += 1
                         self.unflushed[outbound] = None
                         self._lagging[one] = None
                     else:
                         one.position = offset
                         self._fall_behind(one, peer)
+            self._count_out(entry, sent_to)
             return len(routes) - skipped
         return 0
 
@@ -335,7 +346,7 @@ class Delivery:
             batch = self._make_batch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
             if batch is None:
                 return 0
-            skipped = 0
+            skipped = sent_to = 0
             for one in routes:
                 if one.no_local and one.is_own(entry):
                     skipped += 1
@@ -344,12 +355,23 @@ class Delivery:
                 assert peer is not None
                 if one.outbound.put_live(batch):
                     peer.messages_out += entry.count
-                    self.messages_out += entry.count
+                    sent_to += 1
                     self.unflushed[one.outbound] = None
                 else:
                     self.live_dropped += entry.count
+            self._count_out(entry, sent_to)
             return len(routes) - skipped
         return 0
+
+    def count_responders(self, topic: Topic, entry: Entry) -> int:
+        """Return how many connected subscriptions may reply to a request on a topic."""
+        routes = self.routes(topic)
+        return len([1 for one in routes if one.may_reply(topic.name) and not (one.no_local and one.is_own(entry))])
+
+    def _count_out(self, entry: Entry, times: int) -> None:
+        qos = entry.flags >> QOS_SHIFT
+        self.messages_out[qos] += entry.count * times
+        self.bytes_out[qos] += len(entry.rest) * times
 
     def _make_batch(
         self, topic: Topic, publisher: int, entry: Entry, flags: int, offset: int, end_offset: int
@@ -612,7 +634,7 @@ class Delivery:
             return False
         count = batch.entry.count
         peer.messages_out += count
-        self.messages_out += count
+        self._count_out(batch.entry, 1)
         self.unflushed[subscription.outbound] = None
         return True
 

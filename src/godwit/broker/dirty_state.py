@@ -24,6 +24,7 @@ from godwit.wire.changes import (
     PacketRow,
     QueryDeleted,
     QueryRow,
+    RelayRow,
     RetainedRow,
     SessionDeleted,
     SessionRow,
@@ -54,8 +55,8 @@ class DirtySet:
     """The marked objects of one append."""
 
     __slots__ = (
-        "filters", "identities", "jobs", "packets", "passed", "queries", "retained", "sessions", "subscriptions",
-        "topics", "topics_gone", "unsettled",
+        "filters", "identities", "jobs", "packets", "passed", "queries", "relays", "retained", "sessions",
+        "subscriptions", "topics", "topics_gone", "unsettled",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -77,14 +78,17 @@ class DirtySet:
         self.identities: dict[PublisherKey, PublisherProgress | None] = {}
         """None: the identity is deleted."""
         self.queries: dict[str, QueryRow | QueryDeleted] = {}
+        self.relays: dict[tuple[str, bytes], RelayRow] = {}
+        """By link and log."""
         self.jobs = DirtyJobs()
 
 
 class DirtyState:
     """Collects the state to write. `take` returns it for one append, `put_back` undoes that after a failure.
 
-    Everything except queries is put back and retried without end. So a store must be able to write it as soon as its
-    disk can: values from outside are checked before they are marked, numbers for 63 bits, texts for valid Unicode.
+    Everything except queries and bridges is put back and retried without end. So a store must be able to write it as
+    soon as its disk can: values from outside are checked before they are marked, numbers for 63 bits, texts for valid
+    Unicode.
     """
 
     def __init__(self, sessions: dict[str, Session], *, is_durable: bool) -> None:
@@ -171,6 +175,12 @@ class DirtyState:
             self._dirty.queries[change.query] = change
             self.is_marked = True
 
+    def relay(self, row: RelayRow) -> None:
+        """A bridge has brought messages. As with a query, this belongs to one append."""
+        if self.is_durable:
+            self._dirty.relays[row.link, row.log] = row
+            self.is_marked = True
+
     def work(self, jobs: Iterable[Job], tasks: Iterable[JobTask], gone: Iterable[int], next_job: int) -> None:
         """These jobs and tasks have changed; `gone`: numbers of deleted jobs. `next_job`: the next unused number."""
         if self.is_durable:
@@ -182,8 +192,9 @@ class DirtyState:
         self._dirty.jobs.forget(job)
 
     def drop_queries(self) -> None:
-        """Remove the queries of the current turn: the messages that they brought are not written."""
+        """Remove the queries and bridges of the current turn: the messages that they brought are not written."""
         self._dirty.queries.clear()
+        self._dirty.relays.clear()
 
     @property
     def identities(self) -> list[PublisherKey]:
@@ -219,6 +230,7 @@ class DirtyState:
             else:
                 changes.append(IdentityRow(*key, progress.epoch, progress.next_sequence, progress.last_us))
         changes += dirty.queries.values()
+        changes += dirty.relays.values()
         changes += dirty.jobs.changes()
         return changes, dirty
 
@@ -291,7 +303,7 @@ class DirtyState:
                 cast("FilterTable", subscription).is_written = False  # perhaps
 
     def put_back(self, dirty: DirtySet) -> None:
-        """These changes could not be written: mark them again, except queries."""
+        """These changes could not be written: mark them again, except queries and bridges."""
         now = self._dirty
         now.topics.update(dirty.topics)
         now.topics_gone.update(dirty.topics_gone)

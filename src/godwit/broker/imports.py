@@ -171,24 +171,13 @@ class Imports:
             for publisher in {entry.publisher for entry in entries}:
                 check_name(publisher)
             for name in {entry.topic for entry in entries}:
-                topic = self._require_topic(name)
+                topic = require_topic(self._catalogue, name)
                 topic.publishers += 1
                 held.append(topic)
         except RequestFailure as failure:
             raise _ImportError(failure.text) from None
         except (UsageError, TooManyTopicsError) as error:
             raise _ImportError(str(error)) from None
-
-    def _require_topic(self, name: str) -> Topic:
-        topic = self._catalogue.get(name)
-        if topic is not None and not name.startswith(RESERVED):
-            return topic
-        check_topic(name)
-        if name.startswith(RESERVED):
-            raise BadTopicError(f"topic {name!r} begins with '$': these are the broker's own")
-        if self._catalogue.settings.policy_of(name) == "explicit":
-            raise BadTopicError(f"topic {name!r} does not exist: create it first")
-        return self._catalogue.create(name)
 
     def _add(self, entries: list[Entry], now_us: int) -> None:
         for (name, publisher), group in groupby(entries, key=lambda entry: (entry.topic, entry.publisher)):
@@ -200,6 +189,22 @@ class Imports:
             topic.last_us = now_us
             self._queue.fresh.append(Pending(None, topic, number, 0, received, OnFailure.DROPPED))
             self._queue.is_retaining |= any(entry.flags & RETAIN for entry in received)
+
+
+def require_topic(catalogue: Catalogue, name: str) -> Topic:
+    """Return a topic for messages that no client publishes here, created if necessary.
+
+    Raises BadTopicError or TooManyTopicsError.
+    """
+    topic = catalogue.get(name)
+    if topic is not None and not name.startswith(RESERVED):
+        return topic
+    check_topic(name)
+    if name.startswith(RESERVED):
+        raise BadTopicError(f"topic {name!r} begins with '$': these are the broker's own")
+    if catalogue.settings.policy_of(name) == "explicit":
+        raise BadTopicError(f"topic {name!r} does not exist: create it first")
+    return catalogue.create(name)
 
 
 def _received(entry: Entry, now_us: int) -> Entry:

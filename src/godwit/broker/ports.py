@@ -157,6 +157,18 @@ class Peer:
         raise NotImplementedError
 
 
+class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's request for the packets of the broker."""
+
+    peer: Peer
+    """Of the operator: its own packets are left out."""
+    inbox: str
+    seconds: int
+    max_bytes: int
+    packet_bytes: int
+    filter: str
+
+
 class Receipt(Protocol):
     """How a publisher learns the outcome of one `publish`. Exactly one of the methods is called, once."""
 
@@ -215,6 +227,8 @@ class SubscribeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """When retained messages are sent first; None: to a new subscription that begins at the end of the log."""
     no_local: bool = False
     """Whether the client's own messages are not sent to it."""
+    is_responder: bool = False
+    """Whether the client replies to the requests among the messages, see BrokerSubscription.may_reply."""
     epochs: list[Epoch] = []
     """Of the log that the client has read up to `start`."""
 

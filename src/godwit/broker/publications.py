@@ -73,8 +73,9 @@ class Publications:
 
     def __post_init__(self) -> None:
         self._fresh = self._queue.fresh
-        self.messages_in = 0
-        self.bytes_in = 0
+        self.messages_in = [0, 0, 0]
+        """By QoS, and so are the bytes."""
+        self.bytes_in = [0, 0, 0]
         self.dropped = 0
         """Of QoS 0: beyond the rate of their publisher, or of the log."""
 
@@ -177,8 +178,8 @@ class Publications:
         session = publication.session
         topic = publication.topic
         session.messages_in += count
-        self.messages_in += count
-        self.bytes_in += size_bytes
+        self.messages_in[publication.qos] += count
+        self.bytes_in[publication.qos] += size_bytes
         topic.messages += count
         topic.payload_bytes += all_bytes
         topic.last_us = now_us

@@ -23,7 +23,7 @@ import msgspec
 from godwit.broker.dirty_state import SAVED_AT_ONCE, TABLE_KEY, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
 from godwit.broker.topics import FilterTrie
-from godwit.wire.filters import GROUP_PREFIX, is_inbox, matches
+from godwit.wire.filters import GROUP_PREFIX, begins_with_wildcard, is_inbox, matches
 from godwit.wire.retention_floors import lost_below
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class BrokerSubscription:
         "cursor",
         "gaps",
         "holes_below",
-        "is_abandoned", "is_full", "is_inbox", "is_live", "is_settled", "is_steady", "is_stored", "is_stored_settled",
+        "is_abandoned", "is_full", "is_inbox", "is_live", "is_responder", "is_settled", "is_steady", "is_stored",
+        "is_stored_settled",
         "lost",
         "no_local",
         "outbound",
@@ -112,6 +113,8 @@ class BrokerSubscription:
         """Whether it is for replies to this connection's requests: it ends with the connection, and is not stored."""
         self.no_local = False
         """Whether messages of its own client are left out."""
+        self.is_responder = False
+        """Whether its client has declared that it replies to requests."""
         self.cursor = cursor
         """With a name the position moves by commits alone."""
         self.peer: Peer | None = None
@@ -209,6 +212,16 @@ class BrokerSubscription:
     def is_own(self, entry: Entry) -> bool:
         """Return whether the client of this subscription has published a batch."""
         return entry.publisher == self.session.name
+
+    def may_reply(self, topic: str) -> bool:
+        """Return whether its client is expected to reply to requests on a topic that it is subscribed to.
+
+        A client that has declared it is. Others, such as those of MQTT, cannot: then a filter that begins with a
+        wildcard is one of an observer (a logger, a dashboard, a bridge), and any other one may be of a responder.
+        """
+        if self.is_responder:
+            return True
+        return any(not begins_with_wildcard(text) and matches(text, topic) for text in self.filters)
 
     def is_resumed_from(self, offset: int, end_offset: int) -> bool:
         """Return whether it would get the same messages from this offset on as from where it would resume.
@@ -334,6 +347,10 @@ class FilterTable(BrokerSubscription):
     def matching(self, topic: str) -> list[TableFilter]:
         """Return the filters that match a topic, in the order of their texts, also removed ones."""
         return [self.table[text] for text in sorted(self._trie.match(topic))]
+
+    def may_reply(self, topic: str) -> bool:
+        present = [one for one in self.matching(topic) if one.until is None]
+        return any(not begins_with_wildcard(one.text) for one in present)
 
     def spans(self, topic: str) -> Sequence[Span]:
         return [(one.since, NOWHERE if one.until is None else one.until) for one in self.matching(topic)]

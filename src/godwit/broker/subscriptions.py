@@ -132,6 +132,7 @@ class SubscriptionRequests:
         if known_below is not None and isinstance(request.start, int) and request.start > known_below:
             self._notify_replaced(session, filters, request.start, known_below)
         subscription.no_local = request.no_local
+        subscription.is_responder = request.is_responder
         self._delivery.attach(
             subscription,
             peer,

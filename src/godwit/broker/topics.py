@@ -24,8 +24,8 @@ _WILD: Final = re.compile(r"[+*#]")
 _SHOWN_CHARACTERS: Final = 80
 
 
-def check_topic(name: object) -> None:
-    """Raise BadTopicError if the name is not valid for a topic."""
+def check_topic(name: object) -> str:
+    """Return the name of a topic. Raises BadTopicError if it is not valid."""
     if not isinstance(name, str):
         raise BadTopicError(f"topic {_of_wrong_type(name)}")
     if problem := _size_problem(name):
@@ -37,10 +37,11 @@ def check_topic(name: object) -> None:
                 "wildcards are for subscriptions; publish under a name without + * #"
             )
         raise BadTopicError(f"topic {shown(name)} {_control_problem(bad[0])}")
+    return name
 
 
-def check_filter(text: object) -> None:
-    """Raise BadFilterError if the text is not a valid filter."""
+def check_filter(text: object) -> str:
+    """Return a filter. Raises BadFilterError if it is not valid."""
     if not isinstance(text, str):
         raise BadFilterError(f"filter {_of_wrong_type(text)}")
     if problem := _size_problem(text):
@@ -48,7 +49,7 @@ def check_filter(text: object) -> None:
     if bad := _CONTROL.search(text):
         raise BadFilterError(f"filter {shown(text)} {_control_problem(bad[0])}")
     if not _WILD.search(text):
-        return
+        return text
     levels = split(text)
     for level in levels:
         if level not in WILDCARDS and (bad := _WILD.search(level)):
@@ -63,6 +64,7 @@ def check_filter(text: object) -> None:
             f"filter {shown(text)} has '#' before its end, where it cannot stand: "
             "use + (one level) or * (one or more levels) there"
         )
+    return text
 
 
 def _of_wrong_type(value: object) -> str:

@@ -74,6 +74,14 @@ def broker(
             show_default="none, unless the configuration has [mqtt]",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="TCP address that serves metrics for Prometheus, /healthz and /readyz.",
+            show_default="none, unless the configuration has [metrics]",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -111,7 +119,7 @@ def broker(
 
     def load() -> Configuration:
         loaded = with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
-        return with_mqtt(loaded, mqtt or [])
+        return with_metrics(with_mqtt(loaded, mqtt or []), metrics)
 
     configuration = load()
     notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text", is_quiet=quiet)
@@ -184,6 +192,16 @@ def with_mqtt(configuration: Configuration, listen: list[str]) -> Configuration:
     return replace(configuration, mqtt=replace(section, listen=tuple(listen)))
 
 
+def with_metrics(configuration: Configuration, listen: str | None) -> Configuration:
+    """Return the configuration with the metrics address of the command line in place of its own."""
+    from godwit.server.configuration import MetricsSection
+
+    if listen is None:
+        return configuration
+    section = configuration.metrics or MetricsSection(listen=listen)
+    return replace(configuration, metrics=replace(section, listen=listen))
+
+
 # -- configuration ----------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +264,7 @@ def passwd(
         list[str] | None,
         typer.Option(
             metavar="ACTION",
-            help="Right of the client: publish, subscribe, create, submit, work or kick; may be repeated.",
+            help="Right of the client: publish, subscribe, create, submit, work, kick or relay; may be repeated.",
         ),
     ] = None,
     topics: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -29,6 +30,7 @@ from godwit.limits import (
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient
     from godwit.net.connecting import Connecting
+    from godwit.net.security import Security
     from godwit.transport.config import EndpointConfig
     from godwit.wire.control import Will
     from godwit.wire.parameters import Arq
@@ -135,6 +137,12 @@ class Target:
             raise UsageError("a secret proves a name: add --name to --secret-file")
         secret = b"" if secret_file is None else read_secret(secret_file)
         return cls(broker, name, secret, timeout or None, arq=None if arq is None else parse_arq(arq))
+
+    def security(self) -> Security:
+        """Return how the broker is verified: by the authorities in the file that GODWIT_CA names, if it is set."""
+        from godwit.net.security import Security
+
+        return Security(ca=os.environ.get("GODWIT_CA") or None)
 
     def endpoint(self) -> EndpointConfig:
         """Return the settings of the transport."""
@@ -300,6 +308,7 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
         session_expiry_s=target.session_expiry_s,
         will=target.will,
         endpoint=target.endpoint(),
+        security=target.security(),
         on_state=monitor.on_state,
     )
     notice = _WaitNotice(target) if notice is None else notice

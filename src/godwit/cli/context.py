@@ -126,7 +126,9 @@ def context() -> None:
 @app.command("add", epilog="Example: godwit context add plant --broker 10.0.0.7 --name desk --secret-file desk.secret")
 def add(
     context: NameArgument,
-    broker: Annotated[str, typer.Option("--broker", metavar="HOST:PORT", help="Address of the broker.")],
+    broker: Annotated[
+        str, typer.Option("--broker", metavar="HOST:PORT", help="Address of the broker; several with commas.")
+    ],
     name: Annotated[str | None, typer.Option("--name", help="Client name of the commands.")] = None,
     secret_file: Annotated[
         Path | None,
@@ -137,13 +139,13 @@ def add(
     select: Annotated[bool, typer.Option("--select", help="Select the context.")] = False,
 ) -> None:
     """Add a context, or replace the one of this name. The first one is selected."""
-    from godwit.net.address import parse_broker
+    from godwit.net.address import parse_brokers
 
     if not _NAME.fullmatch(context):
         raise UsageError(f"{context!r} is not a name of a context; use up to 64 letters, digits, - _ and .")
     if secret_file is not None and not name:
         raise UsageError("a secret proves a name: add --name to --secret-file")
-    parse_broker(broker)
+    parse_brokers(broker)
     contexts, selected = read_contexts()
     path = None if secret_file is None else str(secret_file.absolute())
     fields = {"broker": broker, "name": name, "secret_file": path}

@@ -114,6 +114,15 @@ def run(
     token_file: TokenOption = None,
     certificate_file: CertificateOption = None,
     config: ConfigOption = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="TCP address that serves metrics of the run for Prometheus.",
+            show_default="none",
+        ),
+    ] = None,
     conf: ConfOption = None,
     yes: YesOption = False,
 ) -> None:
@@ -127,7 +136,8 @@ def run(
     if not 0.001 <= trigger <= 3600:
         raise UsageError(f"--trigger {trigger:g} is out of range; give seconds, from 0.001 to 3600")
     sources = SourceOptions(archive or [], broker, topics or [], token_file, certificate_file, fail_on_data_loss)
-    run_pipeline(SparkOptions(master, conf or [], yes), lake, sources, config, is_once=once, trigger_s=trigger)
+    options = SparkOptions(master, conf or [], yes)
+    run_pipeline(options, lake, sources, config, is_once=once, trigger_s=trigger, metrics=metrics)
 
 
 @app.command("status", epilog="Example: godwit pipeline status --json")
@@ -275,10 +285,14 @@ def decode(
         bool,
         typer.Option(
             "--lines",
-            help="Read messages from standard input, one JSON object a line with topic and payload_base64, and print "
-            "one a line.",
+            help="Read messages from standard input, one JSON object a line with topic, payload_base64 and perhaps "
+            "content_type, and print one a line.",
         ),
     ] = False,
+    content_type: Annotated[
+        str | None,
+        typer.Option("--content-type", metavar="TYPE", help="Content type of the message, such as application/cbor."),
+    ] = None,
     config: ConfigOption = None,
     lake: LakeOption = DEFAULT_LAKE,
 ) -> None:
@@ -287,13 +301,15 @@ def decode(
 
     if lines and topic is not None:
         raise UsageError("with --lines the messages come from standard input: leave out TOPIC and PAYLOAD")
+    if lines and content_type is not None:
+        raise UsageError("with --lines each message has its own content_type: leave out --content-type")
     if not lines and (topic is None or payload is None):
         raise UsageError("give TOPIC and PAYLOAD (or @FILE), or --lines")
     decoders = load_decoders(config, lake)
     if lines:
         decode_lines(decoders)
     elif topic is not None and payload is not None:
-        show_decoded(decoders, topic, payload)
+        show_decoded(decoders, topic, payload, content_type)
 
 
 @app.command("quarantine", epilog="Example: godwit pipeline quarantine --json")

@@ -29,6 +29,7 @@ class _Line(msgspec.Struct):
 
     topic: str
     payload_base64: str
+    content_type: str | None = None
 
 
 def load_decoders(config: Path | None, lake: str) -> DecoderSet:
@@ -49,12 +50,12 @@ def load_decoders(config: Path | None, lake: str) -> DecoderSet:
         raise GodwitError(f"reading the configuration failed: {explained_store(str(error))}") from error
 
 
-def show_decoded(decoders: DecoderSet, topic: str, payload: str) -> None:
+def show_decoded(decoders: DecoderSet, topic: str, payload: str, content_type: str | None = None) -> None:
     """Print the readings of one payload, the text itself or @FILE."""
     from godwit.pipeline.decoders.base import DecoderMessage
     from godwit.pipeline.decoders.results import REASONS, Rejected
 
-    found, decoder = decoders.decode(DecoderMessage(topic, _payload(payload)))
+    found, decoder = decoders.decode(DecoderMessage(topic, _payload(payload), content_type))
     if isinstance(found, Rejected):
         by = f" by the decoder {decoder}" if decoder else ""
         typer.echo(safe(f"quarantine{by}: {found.reason} ({REASONS.get(found.reason, 'a reason of the decoder')})"))
@@ -101,7 +102,7 @@ def decode_lines(decoders: DecoderSet) -> None:
                 payload = base64.b64decode(found.payload_base64, validate=True)
             except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
                 raise UsageError(f"line {number + 1} is not of the form {_LINE_FORM}: {error}") from error
-            message = DecoderMessage(found.topic, payload, offset=number)
+            message = DecoderMessage(found.topic, payload, found.content_type, offset=number)
             result, decoder = decoders.decode(message)
             decoders.add_definitions(decoders.define(message))
             sys.stdout.buffer.write(msgspec.json.encode(line_of(result, decoder)) + b"\n")

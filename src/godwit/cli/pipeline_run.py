@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from socket import socket
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -29,17 +30,19 @@ from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, parse_position, safe
 from godwit.errors import GodwitError, UsageError
 from godwit.install import pip_command
-from godwit.net.address import parse_brokers
+from godwit.net.address import parse_broker, parse_brokers
 
 if TYPE_CHECKING:
     from godwit.pipeline.decoders.selection import DecoderRule
     from godwit.pipeline.lake import Lake
     from godwit.pipeline.session import Session
-    from godwit.pipeline.supervisor import BatchProgress
+    from godwit.pipeline.supervisor import BatchProgress, RunListener
 
 
 PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
+METRICS_PORT: Final = 9465
+"""Default port of metrics: that of the broker is one lower."""
 DEVICES: Final = "gold/devices"
 """The table that is rebuilt as a whole."""
 SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
@@ -241,6 +244,7 @@ def run_pipeline(
     *,
     is_once: bool,
     trigger_s: float,
+    metrics: str | None = None,
 ) -> None:
     """Run the queries until all messages are read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
@@ -250,7 +254,11 @@ def run_pipeline(
 
     options = sources.options()
     spark.settings()  # reports invalid settings before the archive is contacted
-    with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
+    with (
+        opened_endpoint(metrics) as endpoint,
+        explained_errors(),
+        status_line(f"looking for the archive at {options['archive']}") as status,
+    ):
         if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
         rules, retention = configured_rules(config, lake), configured_retention(config, lake)
@@ -264,11 +272,46 @@ def run_pipeline(
             if sys.stderr.isatty():
                 status.start()
             run_config = RunConfig(lake, options, is_once, trigger_s, rules, retention)
-            outcome = run(found, run_config, _RunStatus(status, log_path(lake)))
+            with served_metrics(endpoint, _RunStatus(status, log_path(lake))) as listener:
+                outcome = run(found, run_config, listener)
     for query, batches in outcome.batches.items():
         print_now(
             f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}"
         )
+
+
+@contextmanager
+def opened_endpoint(listen: str | None) -> Iterator[socket | None]:
+    """Open the socket for metrics, if there is an address: a port in use is reported before Spark is started.
+
+    Raises:
+        SocketError: The address cannot be used.
+    """
+    if listen is None:
+        yield None
+        return
+    from godwit.metrics.server import open_endpoint
+
+    with closing(open_endpoint(*parse_broker(listen, default_port=METRICS_PORT))) as handle:
+        yield handle
+
+
+@contextmanager
+def served_metrics(handle: socket | None, listener: RunListener) -> Iterator[RunListener]:
+    """Serve metrics of a run during the block, if there is a socket. Yield the listener of the run."""
+    if handle is None:
+        yield listener
+        return
+    from godwit.metrics.server import MetricsServer
+    from godwit.pipeline.metrics import PipelineMetrics
+
+    counted = PipelineMetrics(listener)
+    server = MetricsServer(handle, counted.answers())
+    print_now(f"metrics on {server.url}/metrics")
+    try:
+        yield counted
+    finally:
+        server.close()
 
 
 def print_now(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a client, checked when they are made."""
+"""The settings of a client, checked when they are made, and the login that they make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from godwit import limits
 from godwit.errors import ConfigurationError
 from godwit.transport.config import EndpointConfig
-from godwit.wire.control import Will
+from godwit.wire.control import Login, Welcome, Will, is_proof, make_proof
 
 SEND_BUFFER_BYTES: Final = 16 * limits.MIB
 
@@ -37,8 +37,9 @@ class ClientConfig:
     retry_max_s: float = 5.0
     """Bounds of the random pause between two attempts to connect. It grows with each failure."""
     suspect_s: float = 3.0
-    """A connection on which nothing was received for this long, although something is unacknowledged, is given up. On
-    slow paths it is at least SUSPECT_PROBES times the probe timeout."""
+    """When nothing was received for this long, although something is unacknowledged, the other addresses are tried
+    beside the connection. Without another one it is given up, on slow paths no sooner than after SUSPECT_PROBES times
+    the probe timeout."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
     def __post_init__(self) -> None:
@@ -70,3 +71,29 @@ def _check_name(name: str) -> None:
         raise ConfigurationError(f"the name {name!r} has characters that cannot be written as UTF-8") from None
     if not 1 <= size <= limits.MAX_CLIENT_NAME_BYTES:
         raise ConfigurationError(f"a name has 1 to {limits.MAX_CLIENT_NAME_BYTES} bytes in UTF-8, this one {size}")
+
+
+def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:
+    """Return the login for a connection with this binding. Only the first login of a run may discard the session."""
+    name = config.name
+    return Login(
+        request=request,
+        name=name,
+        instance=instance,
+        proof=make_proof(config.secret, "client", binding, name) if config.secret and name is not None else b"",
+        session_expiry_s=config.session_expiry_s,
+        fresh=config.fresh and is_first,
+        will=config.will,
+    )
+
+
+def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> str:
+    """Return why the broker is not trusted: it did not prove that it knows the client's secret. Empty if it did."""
+    if not config.secret or config.name is None:
+        return ""
+    if is_proof(welcome.proof, config.secret, "server", binding, config.name):
+        return ""
+    return (
+        f"the broker did not prove that it knows the secret of {config.name!r}: "
+        "it is not the one you meant, or it has another secret for this name"
+    )

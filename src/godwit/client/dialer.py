@@ -7,6 +7,8 @@ the broker is up.
 
 Some of several brokers may refuse the client while others are away for a moment. A broker that has refused is left out
 until one of the others has accepted the client or failed to answer. Several addresses may lead to the same broker.
+
+A client whose broker does not answer tries the other addresses beside the present connection (`apart_from`).
 """
 
 from __future__ import annotations
@@ -59,12 +61,15 @@ class Backoff:
 class Dialer:
     """Makes the attempts to connect and reports which of them succeeded.
 
-    Input: set_addresses, begin, retry, stop, handle_*. Getters: is_dialing, is_refused_by_all, due_at.
+    Input: set_addresses, apart_from, begin, retry, stop, handle_*. Getters: is_dialing, is_refused_by_all, has_others,
+    due_at.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
         self.due_at: float | None = None
         """When to call handle_timers."""
+        self.apart_from: Address | None = None
+        """An address that rounds leave out: that of the connection beside which the other brokers are tried."""
         self._endpoint = endpoint
         self._backoff = backoff
         self._addresses: deque[Address] = deque()
@@ -85,6 +90,10 @@ class Dialer:
         """Whether every broker has refused the client."""
         return all(self._broker_of(address) in self._refused_by for address in self._addresses)
 
+    def has_others(self, address: Address) -> bool:
+        """Whether there is another address than this one."""
+        return any(other != address for other in self._addresses)
+
     def set_addresses(self, addresses: Sequence[Address], brokers: Mapping[Address, Hashable] | None = None) -> None:
         """Replace the addresses, from the next round on. The same ones keep their order, so that all get their turn.
 
@@ -96,8 +105,9 @@ class Dialer:
 
     def begin(self, now: float) -> None:
         """Begin a round at once. Each round begins with another address."""
-        accepting = [address for address in self._addresses if self._broker_of(address) not in self._refused_by]
-        self._untried = deque(accepting or self._addresses)
+        wanted = [address for address in self._addresses if address != self.apart_from]
+        accepting = [address for address in wanted if self._broker_of(address) not in self._refused_by]
+        self._untried = deque(accepting or wanted or self._addresses)
         self._addresses.rotate(-1)
         self._dial(now)
 

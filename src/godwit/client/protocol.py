@@ -8,6 +8,9 @@
     connecting --welcome--> online --connection lost--> offline --pause--> connecting
         \\--no answer, refused--> offline        any --close(), or a final refusal by the broker--> closed
 
+While the broker does not answer, a client with several addresses stays online and tries the other ones beside the
+present connection: the first broker that accepts its login replaces it, unless the present one answers before.
+
 After any input or application call, poll the output. Data from the broker never raises an error here: a protocol
 violation closes the connection, and the client connects again later. Application calls check their arguments before
 they change anything: a UsageError has no effect.
@@ -20,18 +23,20 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from godwit.broker.topics import check_filter, check_topic
-from godwit.client.config import ClientConfig
+from godwit.client.arguments import check_argument_name, check_number, check_position, check_retained, check_start
+from godwit.client.config import ClientConfig, make_login, welcome_problem
 from godwit.client.dialer import Backoff, Dialer, Random
 from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply, Unanswered
 from godwit.client.jobs import JobView
 from godwit.client.message import Bookmark
 from godwit.client.publisher import Publisher, Publishers
+from godwit.client.relay import RelaySender
 from godwit.client.requests import RequestQueue
-from godwit.client.subscription import Membership, Start, Subscription, Subscriptions, with_membership
+from godwit.client.subscription import Membership, Subscription, Subscriptions, with_membership
 from godwit.client.work import ClientWork
 from godwit.client.worker import Lease
 from godwit.errors import FINAL_CODES, ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
-from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
+from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Statistics
 from godwit.transport.endpoint import Endpoint
@@ -46,28 +51,26 @@ from godwit.transport.events import (
     Train,
     Writable,
 )
+from godwit.transport.sealing import Sealer
 from godwit.wire.control import (
     ControlMessage,
     CursorCommit,
     Done,
     Error,
     Kicked,
-    Login,
     Opened,
     Ping,
     Pong,
     PublishRefused,
-    RetainHandling,
     Subscribed,
     UnknownKind,
     Welcome,
     decode_control,
     encode_control,
-    is_proof,
-    make_proof,
 )
 from godwit.wire.control_base import Code, Qos
 from godwit.wire.jobs import JobSpec
+from godwit.wire.relay import RelayOpened
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -78,6 +81,8 @@ UNANSWERED_S: Final = 1.0
 """After this time without a packet from the broker, a client that waits for one asks the broker and the network."""
 SUSPECT_PROBES: Final = 4
 """The connection is given up no sooner than after this many probe timeouts."""
+BESIDE_S: Final = 1.0
+"""How long other brokers are tried beside a connection before it is given up, unless it has answered by then."""
 
 
 class ClientProtocol:
@@ -87,10 +92,21 @@ class ClientProtocol:
         config: the settings.
         entropy: returns the given number of random bytes.
         random: a source of random numbers for pauses.
+        relay: the bridge that this client is for, if it is for one.
+        sealer: how connections are sealed; None: they are plain.
     """
 
-    def __init__(self, config: ClientConfig, *, entropy: Callable[[int], bytes], random: Random) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        entropy: Callable[[int], bytes],
+        random: Random,
+        relay: RelaySender | None = None,
+        sealer: Sealer | None = None,
+    ) -> None:
         self.config = config
+        self.relay = relay
         self.state: ClientState = "offline"
         self.name = config.name or ""
         """The client's name; assigned by the broker if the configuration has none."""
@@ -107,18 +123,22 @@ class ClientProtocol:
         self._subscriptions = Subscriptions(
             self._requests, self.pending_events, self._note_violation, self._work.handle_opened
         )
-        self._endpoint = Endpoint(config.endpoint, entropy=entropy)
+        self._endpoint = Endpoint(config.endpoint, entropy=entropy, sealer=sealer)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
         self._dialer = Dialer(self._endpoint, self._backoff)
         self._connection: Connection | None = None
         self._login: int | None = None
         """The number of the login request, until it is answered."""
+        self._login_on: Connection | None = None
+        """Where the login was sent: the present connection, or one to another broker beside it."""
         self._login_by: float | None = None
         self._online_since: float | None = None
         self._was_online = False
         self._violation: tuple[Connection, str] | None = None
         self._check_at: float | None = None
         """When to check whether the broker still answers; None while nothing was sent since the last check."""
+        self._suspected_at: float | None = None
+        """Since when other brokers are tried beside the present connection."""
 
     # -- application calls: publish, subscribe, request ---------------------------------------------------------------
 
@@ -133,9 +153,9 @@ class ClientProtocol:
         self._sending.on_batch_full = self._work.channel.on_full = full
 
     def publisher(
-        self, topic: str, *, qos: int = 1, identity: str | None = None, epoch: int = 0, sequence: int = 0
+        self, topic: object, *, qos: object = 1, identity: object = None, epoch: object = 0, sequence: object = 0
     ) -> Publisher:
-        """Return the publisher of a topic and QoS.
+        """Return the publisher of a topic and QoS. The arguments are checked here, whatever their types are.
 
         Args:
             topic: the topic to publish to.
@@ -147,29 +167,33 @@ class ClientProtocol:
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
-        check_topic(topic)
+        name = check_topic(topic)
         if qos not in (0, 1, 2):
             raise UsageError(f"QoS {qos!r} does not exist: choose 0, 1 or 2")
-        if identity is not None:
-            _check_name("identity", identity)
-        for what, value in (("epoch", epoch), ("sequence", sequence)):
-            if type(value) is not int or not 0 <= value < 2**63:
-                raise UsageError(f"{what} is {value!r}: give a whole number between 0 and 2**63 - 1")
         known: Qos = 0 if qos == 0 else 1 if qos == 1 else 2
-        return self._publishers.publisher(topic, known, identity, epoch, sequence)
+        return self._publishers.publisher(
+            name,
+            known,
+            None if identity is None else check_argument_name("identity", identity),
+            check_number("epoch", epoch),
+            check_number("sequence", sequence),
+        )
 
     def subscribe(
         self,
-        filters: Sequence[str],
+        filters: Sequence[object],
         *,
-        start: Start = None,
-        since_us: int | None = None,
-        cursor: str | None = None,
-        retained: RetainHandling | None = None,
-        no_local: bool = False,
+        start: object = None,
+        since_us: object = None,
+        cursor: object = None,
+        retained: object = None,
+        no_local: object = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
+
+        The arguments are checked here, whatever their types are.
 
         Args:
             filters: the topic filters. The same filters and cursor again return the same subscription.
@@ -178,44 +202,42 @@ class ClientProtocol:
             cursor: the name of a position that the broker stores and `commit` moves.
             retained: when retained messages are sent first; None for the broker's default.
             no_local: whether this client's own messages are not delivered.
+            is_responder: whether the application replies to the requests among the messages.
             membership: the consumer group that the subscription is a member of. A filter `$share/NAME/FILTER` names
                 one, too.
 
         Raises UsageError for an invalid argument, and if the client is closed.
         """
         self._require_open()
-        filters, membership = with_membership(filters, membership)
-        for pattern in filters:
+        patterns, membership = with_membership(filters, membership)
+        for pattern in patterns:
             check_filter(pattern)
-        unique = tuple(sorted(set(filters)))
+        unique = tuple(sorted(set(patterns)))
         if not 1 <= len(unique) <= MAX_FILTERS:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        _check_start(start)
-        for what, value in (("start", start), ("since_us", since_us)):
-            if isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
-                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
-        if retained not in (None, "always", "if new", "never"):
-            raise UsageError(f"retained is {retained!r}: choose 'always', 'if new' or 'never', or None for the default")
-        if start is not None and since_us is not None:
+        begin = check_start(start)
+        since = None if since_us is None else check_position("since_us", since_us)
+        handling = check_retained(retained)
+        if begin is not None and since is not None:
             raise UsageError("start and since are two ways to say the same: give one of them")
         if membership is not None:
-            _check_name("group", membership.group)
-            if cursor is not None or isinstance(start, Bookmark) or no_local or retained is not None:
+            check_argument_name("group", membership.group)
+            if cursor is not None or isinstance(begin, Bookmark) or no_local or handling is not None:
                 raise UsageError("a group has a position of its own: leave out cursor, bookmark, retained and no_local")
-        if cursor is not None:
-            _check_name("cursor", cursor)
-            if self.config.name is None:
-                raise UsageError(
-                    f"the cursor {cursor[:40]!r} of a client without a name: the broker stores cursors by the name of "
-                    "the client; connect with name='...'"
-                )
+        name = None if cursor is None else check_argument_name("cursor", cursor)
+        if name is not None and self.config.name is None:
+            raise UsageError(
+                f"the cursor {name[:40]!r} of a client without a name: the broker stores cursors by the name of "
+                "the client; connect with name='...'"
+            )
         return self._subscriptions.subscribe(
             unique,
-            start=start,
-            since_us=since_us,
-            cursor=cursor,
-            retained=retained,
+            start=begin,
+            since_us=since,
+            cursor=name,
+            retained=handling,
             no_local=bool(no_local),
+            is_responder=is_responder,
             membership=membership,
         )
 
@@ -281,7 +303,7 @@ class ClientProtocol:
         self._work.is_used = True
         return self._work.jobs.submit(spec, payload)
 
-    def watch(self, number: int) -> JobView:
+    def watch(self, number: object) -> JobView:
         """Follow a job by its number. JobChanged reports its state, JobRefused that it does not exist."""
         self._require_open()
         if type(number) is not int or not 1 <= number < 2**63:
@@ -367,6 +389,8 @@ class ClientProtocol:
         """Handle a train of packets from the network."""
         self._sending.now = self._subscriptions.now = now
         self._endpoint.receive(train, now)
+        if self._suspected_at is not None:
+            self._check_suspicion(self._suspected_at, now)
         self._process_events(now)
 
     def handle_timers(self, now: float) -> None:
@@ -381,9 +405,13 @@ class ClientProtocol:
             if self.state == "offline" and self._dialer.is_dialing:
                 self.state = "connecting"
         if self._login_by is not None and now >= self._login_by:
-            self._drop_connection(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
+            self._login_by = None
+            if self._login_on is not None:
+                self._login_on.close(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
         if self._check_at is not None and now >= self._check_at:
             self._check_answered(now)
+        if self.relay is not None:
+            self.relay.handle_timers(now)
         self._process_events(now)
 
     def handle_unreachable(self, address: Address, now: float) -> None:
@@ -453,8 +481,10 @@ class ClientProtocol:
         lease_at = work.leases.due_at if work.leases.is_used else None
         expiring = self._sending.expiring
         expire_at = min(expiring.values()) if expiring else None
+        relay_at = None if self.relay is None else self.relay.due_at
         for due_at in (
             self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at, self._check_at, expire_at,
+            relay_at,
         ):  # fmt: skip
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
@@ -495,7 +525,7 @@ class ClientProtocol:
                 connection, reason = self._violation
                 self._violation = None
                 if connection is self._connection:
-                    self._drop_connection(now, Code.PROTOCOL, reason)
+                    connection.close(now, Code.PROTOCOL, reason)
             if not self._endpoint.pending_events:
                 break
             for event in self._endpoint.events():
@@ -515,10 +545,10 @@ class ClientProtocol:
         elif isinstance(event, Closed):
             if self._is_refusal(event.code):
                 self._dialer.handle_refused(connection.peer_address)
-            if connection is self._connection or self._dialer.handle_closed(connection, now):
-                self._handle_lost(event.code, event.reason, now)
-        elif connection is not self._connection:
-            pass  # a connection that this client has dropped
+            self._handle_closed(connection, event.code, event.reason, now)
+        elif connection is not self._connection:  # beside the present one, or one that this client has dropped
+            if connection is self._login_on and isinstance(event, Received) and event.channel == 0:
+                self._handle_control(connection, event.body, now)
         elif isinstance(event, Received):
             if event.channel == 0:
                 self._handle_control(connection, event.body, now)
@@ -527,30 +557,62 @@ class ClientProtocol:
             else:
                 self._subscriptions.handle_received(event)
         elif isinstance(event, ChannelConfirmed):
-            if event.channel == self._work.channel.channel:
-                self._work.channel.handle_confirmed(event.sequence)
-            else:
-                self._publishers.handle_confirmed(event.channel, event.sequence, event.reached)
+            self._handle_confirmed(event)
         elif isinstance(event, Writable):
             self._requests.pump(now)
             self._work.channel.hand_over()
             self._publishers.handle_writable()
+            if self.relay is not None:
+                self.relay.pump()
+
+    def _handle_confirmed(self, event: ChannelConfirmed) -> None:
+        if event.channel == self._work.channel.channel:
+            self._work.channel.handle_confirmed(event.sequence)
+        elif self.relay is not None and event.channel == self.relay.channel:
+            self.relay.handle_confirmed(event.sequence)
+        else:
+            self._publishers.handle_confirmed(event.channel, event.sequence, event.reached)
 
     def _handle_connected(self, connection: Connection, now: float) -> None:
         if not self._dialer.handle_connected(connection, now):
             connection.close(now)
             return
-        self._connection = connection
+        if self.state != "online":
+            self._connection = connection
+        self._login_on = connection
         self._login = self._requests.next_number()
         self._login_by = now + LOGIN_TIMEOUT_S
         login = make_login(self.config, self._login, self.instance, connection.binding, is_first=not self._was_online)
         connection.send(0, encode_control(login))
 
+    def _handle_closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
+        if connection is self._connection:
+            self._handle_lost(code, reason, now)
+        elif connection is self._login_on:  # the other broker has not accepted the login: try the next one
+            self._login = self._login_on = self._login_by = None
+            self._dialer.retry(now)
+        elif self._dialer.handle_closed(connection, now):
+            if self._suspected_at is None:
+                self._handle_lost(code, reason, now)
+            else:
+                self._dialer.retry(now)
+
     def _handle_lost(self, code: int, reason: str, now: float) -> None:
         """Go offline, or end: the connection has ended, or could not be opened."""
         is_refusal = self._is_refusal(code)
-        if code in _ENDING_CODES or (is_refusal and self._dialer.is_refused_by_all):
+        is_beside = self._suspected_at is not None
+        # An address that was tried beside may lead to the same broker, which then takes the client over from itself.
+        is_own = is_beside and code == Code.TAKEN_OVER and self._login_on is not None
+        if (code in _ENDING_CODES and not is_own) or (is_refusal and not is_beside and self._dialer.is_refused_by_all):
             self._finish(code, reason, now)
+            return
+        if is_beside and (self._login_on is not None or self._dialer.is_dialing):
+            login = self._login, self._login_on, self._login_by
+            self._detach()
+            self._login, self._login_on, self._login_by = login
+            self._connection = self._login_on
+            self.state = "connecting"
+            self.pending_events.append(Offline(code, reason, 0.0))
             return
         if not is_refusal:
             self._dialer.forget_refusals()
@@ -562,30 +624,36 @@ class ClientProtocol:
         self.pending_events.append(Offline(code, reason, pause_s))
 
     def _is_refusal(self, code: int) -> bool:
-        """Whether this broker would refuse the client again. Another one may accept it."""
-        return code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online)
+        """Whether this broker would refuse the client again. Another one may accept it.
+
+        A client that was online once tries again after SEALING: an attacker on the path can cause it for a moment, and
+        must not end all clients.
+        """
+        if code in (Code.NAME_IN_USE, Code.SEALING):
+            return not self._was_online
+        return code in FINAL_CODES
 
     def _detach(self) -> None:
-        self._connection = self._login = self._login_by = self._online_since = self._check_at = None
+        self._connection = self._login = self._login_on = self._login_by = self._online_since = self._check_at = None
+        self._suspected_at = self._dialer.apart_from = None
         self._requests.detach()
         self._publishers.detach()
         self._subscriptions.detach()
         self._work.detach()
+        if self.relay is not None:
+            self.relay.detach()
 
     def _finish(self, code: int, reason: str, now: float) -> None:
-        connection = self._connection
+        connections = self._connection, self._login_on
         self._dialer.stop(now)
         self._detach()
         self.state = "closed"
         self._publishers.close()
         self._subscriptions.close()
-        if connection is not None:
-            connection.close(now, Code.NORMAL)
+        for connection in connections:
+            if connection is not None:
+                connection.close(now, Code.NORMAL)
         self.pending_events.append(Ended(code, reason))
-
-    def _drop_connection(self, now: float, code: int, reason: str) -> None:
-        if self._connection is not None:
-            self._connection.close(now, code, reason)
 
     def _check_answered(self, now: float) -> None:
         """Give up a connection on which the broker does not answer. Ask a broker that owes a reply and is idle."""
@@ -595,20 +663,54 @@ class ClientProtocol:
             return  # before the welcome the round trip is not known, and the login has a time limit
         since = connection.unanswered_since
         if since is None:
-            if self.held_bytes or self.work_held or self._requests.is_waiting:
+            is_relaying = self.relay is not None and self.relay.is_waiting
+            if self.held_bytes or self.work_held or self._requests.is_waiting or is_relaying:
                 self._check_at = connection.last_received_at + UNANSWERED_S
                 if now >= self._check_at:
                     connection.ping()
                     self._check_at = now + UNANSWERED_S
             return
-        give_up_at = since + max(self.config.suspect_s, SUSPECT_PROBES * connection.probe_timeout_s)
+        suspect_at = since + self.config.suspect_s
+        give_up_at = max(suspect_at, since + SUSPECT_PROBES * connection.probe_timeout_s)
+        if self._dialer.has_others(connection.peer_address):
+            give_up_at = max(give_up_at, suspect_at + BESIDE_S)
+            if now >= suspect_at and self._suspected_at is None:
+                self._suspected_at = now
+                self._dialer.apart_from = connection.peer_address
+                self._dialer.begin(now)
         if now >= give_up_at:
             self._give_up(connection, now, "although it was asked")
-        elif now >= since + UNANSWERED_S:
+            return
+        self._check_at = since + UNANSWERED_S
+        if now >= self._check_at:
             self.pending_events.append(Unanswered(connection.peer_address))
             self._check_at = min(give_up_at, now + UNANSWERED_S)
-        else:
-            self._check_at = since + UNANSWERED_S
+            if now < suspect_at < self._check_at:
+                self._check_at = suspect_at
+
+    def _check_suspicion(self, suspected_at: float, now: float) -> None:
+        """Keep the present connection if its broker has answered, and end the attempts beside it."""
+        connection = self._connection
+        if connection is None or connection.state is not ConnectionState.OPEN:
+            return
+        if connection.last_received_at > suspected_at:
+            beside = self._login_on
+            self._dialer.stop(now)
+            self._login = self._login_on = self._login_by = self._suspected_at = self._dialer.apart_from = None
+            if beside is not None:
+                beside.close(now, Code.NORMAL)
+
+    def _leave(self, accepted: Connection, now: float) -> None:
+        """Replace the present connection by one to another broker, which has accepted the login."""
+        left = self._connection
+        self._detach()
+        self._dialer.stop(now)
+        self._connection = accepted
+        if left is not None:
+            silent_s = now - left.last_received_at if left.state is ConnectionState.OPEN else 0.0
+            text = f"nothing was received from the broker for {silent_s:.1f} s, and another one has accepted the client"
+            left.close(now, Code.NORMAL)  # if it arrives, that broker publishes no will
+            self.pending_events.append(Offline(Code.TIMEOUT, text, 0.0))
 
     def _give_up(self, connection: Connection, now: float, why: str) -> None:
         silent_s = now - connection.last_received_at
@@ -630,10 +732,10 @@ class ClientProtocol:
             if message.request is not None:
                 text = f"this client does not know the kind {message.kind!r}"
                 self._answer(connection, Error(code=Code.UNKNOWN_KIND, text=text, request=message.request))
-        elif self._login is not None:
+        elif connection is self._login_on:
             self._handle_login_answer(connection, message, now)
         else:
-            self._handle_message(message)
+            self._handle_message(message, now)
 
     def _answer(self, connection: Connection, message: ControlMessage) -> None:
         with suppress(SendBufferFullError):  # a broker that asks faster than it reads gets no answer
@@ -648,7 +750,9 @@ class ClientProtocol:
         if problem:
             connection.close(now, Code.NOT_ALLOWED, problem)
             return
-        self._login = self._login_by = None
+        if connection is not self._connection:
+            self._leave(connection, now)
+        self._login = self._login_on = self._login_by = None
         self._online_since = now
         self._was_online = True
         self._dialer.forget_refusals()
@@ -660,12 +764,19 @@ class ClientProtocol:
         self._subscriptions.attach(connection, message.log, message.epochs)
         self._requests.resend()
         self._publishers.attach(connection, message.max_message_bytes)
+        if self.relay is not None:
+            self.relay.attach(connection, message.max_message_bytes, now)
 
-    def _handle_message(self, message: ControlMessage) -> None:
+    def _handle_message(self, message: ControlMessage, now: float) -> None:
         if isinstance(message, Opened):
             self._publishers.handle_opened(message.channel, message.subscribers)
+        elif isinstance(message, RelayOpened):
+            if self.relay is not None:
+                self.relay.handle_opened(message, now)
         elif isinstance(message, PublishRefused):
-            self._publishers.handle_refused(message.channel, message.code, message.text)
+            code, text = message.code, message.text
+            if self.relay is None or not self.relay.handle_refused(message.channel, code, text, now):
+                self._publishers.handle_refused(message.channel, code, text)
         elif isinstance(message, Kicked):
             self._subscriptions.handle_kicked(message)
         elif isinstance(message, Subscribed) and self._subscriptions.handle_subscribed(message):
@@ -684,45 +795,3 @@ class ClientProtocol:
         if self._requests.handle_answer(request):
             has_ended = self._subscriptions.handle_answer(request) and is_error
             self.pending_events.append(Reply(request, Done(request=request) if has_ended else message))
-
-
-def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:
-    """Return the login for a connection with this binding. Only the first login of a run may discard the session."""
-    name = config.name
-    return Login(
-        request=request,
-        name=name,
-        instance=instance,
-        proof=make_proof(config.secret, "client", binding, name) if config.secret and name is not None else b"",
-        session_expiry_s=config.session_expiry_s,
-        fresh=config.fresh and is_first,
-        will=config.will,
-    )
-
-
-def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> str:
-    """Return why the broker is not trusted: it did not prove that it knows the client's secret. Empty if it did."""
-    if not config.secret or config.name is None:
-        return ""
-    if is_proof(welcome.proof, config.secret, "server", binding, config.name):
-        return ""
-    return (
-        f"the broker did not prove that it knows the secret of {config.name!r}: "
-        "it is not the one you meant, or it has another secret for this name"
-    )
-
-
-def _check_name(what: str, name: object) -> None:
-    if not isinstance(name, str):
-        raise UsageError(f"{what} is {repr(name)[:80]}, of the type {type(name).__name__}: give a text (str)")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} {name[:40]!r} has characters that cannot be written as UTF-8") from None
-    if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
-        raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {MAX_CLIENT_NAME_BYTES}")
-
-
-def _check_start(start: object) -> None:
-    if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
-        raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.broker.topics import check_filter
 from godwit.client.batches import ChannelDecoder, UnknownLabelError
 from godwit.client.events import Available, ClientEvent, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Bookmark, Message, make_bookmark
@@ -58,27 +59,33 @@ class Membership(msgspec.Struct, frozen=True):
     max_in_flight: int | None = None
 
 
-def make_membership(group: str | None, expiry_s: int | None, max_in_flight: int | None) -> Membership | None:
+def make_membership(group: object, expiry_s: object, max_in_flight: object) -> Membership | None:
     """Return the membership with these options of an application; None without any.
 
     Raises UsageError for an invalid one. The group may be empty if the filters name it.
     """
     if group is None and expiry_s is None and max_in_flight is None:
         return None
-    for what, value, least in (("group_expiry_s", expiry_s, 0), ("max_in_flight", max_in_flight, 1)):
-        if value is not None and (type(value) is not int or not least <= value < 2**32):
-            raise UsageError(f"{what} is {value!r}: give a whole number from {least} on")
-    return Membership("" if group is None else group, GROUP_EXPIRY_S if expiry_s is None else expiry_s, max_in_flight)
+    expiry, most = _check_count("group_expiry_s", expiry_s, 0), _check_count("max_in_flight", max_in_flight, 1)
+    if group is not None and not isinstance(group, str):
+        raise UsageError(f"group is {repr(group)[:80]}, of the type {type(group).__name__}: give a text (str)")
+    return Membership(group or "", GROUP_EXPIRY_S if expiry is None else expiry, most)
 
 
-def with_membership(filters: Sequence[str], membership: Membership | None) -> tuple[Sequence[str], Membership | None]:
+def _check_count(what: str, value: object, least: int) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value < 2**32:
+        raise UsageError(f"{what} is {value!r}: give a whole number from {least} on")
+    return value
+
+
+def with_membership(filters: Sequence[object], membership: Membership | None) -> tuple[list[str], Membership | None]:
     """Return the filters without the group that they name as `$share/NAME/FILTER`, and the membership in it.
 
-    Raises UsageError if they name several groups.
+    Raises UsageError if they name several groups, and for a filter that is not a text.
     """
-    if not all(type(text) is str for text in filters):
-        return filters, membership  # the check of the filters reports it
-    parts = [split_group(text) for text in filters]
+    parts = [split_group(text if isinstance(text, str) else check_filter(text)) for text in filters]
     names = {name for name, _ in parts}
     if names - {None}:
         name = names.pop()
@@ -124,6 +131,7 @@ class Subscription:
         cursor: str | None = None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self.number = number
@@ -152,6 +160,7 @@ class Subscription:
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
         self.retained = retained
         self.no_local = no_local
+        self.is_responder = is_responder
         is_latest = since_us is None and start in (None, "latest")
         self.wants_retained = is_latest if retained is None else retained != "never"
         """Whether retained messages may still arrive: no message of the log has arrived yet."""
@@ -438,7 +447,7 @@ class Subscription:
             self._same_below = same_below if self._same_below is None else min(same_below, self._same_below)
         connection = self._owner.connection
         if self.membership is not None:
-            self.position = self.done_below = max(self.position, next_offset)
+            self.position = self.done_below = next_offset if anew else max(self.position, next_offset)
             self.has_position = self.is_answered = True
             self.state = "active"
             return
@@ -529,6 +538,7 @@ class Subscriptions:
         cursor: str | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Return the subscription with these filters and this cursor or group; request it if it is new."""
@@ -547,6 +557,7 @@ class Subscriptions:
             cursor=cursor,
             retained=retained,
             no_local=no_local,
+            is_responder=is_responder,
             membership=membership,
         )
         self._subscriptions[number] = subscription
@@ -650,6 +661,7 @@ class Subscriptions:
                 since_us=subscription.since_us if is_first else None,
                 retain_handling=subscription.retained if is_first else None,
                 no_local=subscription.no_local,
+                responder=subscription.is_responder,
                 retained=retained and membership is None,
                 group=None if membership is None else membership.group,
                 group_expiry_s=0 if membership is None else membership.expiry_s,
@@ -717,11 +729,11 @@ class Subscriptions:
             return True
         is_first = not subscription.has_position
         same_below = reply.same_below
-        is_anew = (
-            not is_first
-            and subscription.membership is None
-            and (isinstance(start, str) or (start is not None and same_below is None and reply.next_offset < start))
-        )
+        if subscription.membership is not None:  # the broker has its position, unless it is another broker
+            is_anew = not is_first and subscription.log not in (b"", self.log)
+        else:
+            is_behind = not isinstance(start, str | None) and same_below is None and reply.next_offset < start
+            is_anew = not is_first and (isinstance(start, str) or is_behind)
         subscription.handle_started(reply.next_offset, anew=is_anew, same_below=None if is_first else same_below)
         if is_first:
             self.events.append(SubscriptionStarted(subscription, reply.next_offset))

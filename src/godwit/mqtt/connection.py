@@ -40,6 +40,7 @@ from godwit.mqtt.packets import (
     V3_1_1,
     V5,
     AckPacket,
+    AckRun,
     AuthPacket,
     ConnectPacket,
     DisconnectPacket,
@@ -148,9 +149,10 @@ class MqttConnection(Peer):
     __slots__ = (
         "_asked_keep_alive_s", "_certified_user", "_connect_packet", "_ends_expected", "_exchange", "_filter_changes",
         "_has_method", "_inbox", "_inbox_bytes", "_is_blocked", "_is_lost", "_is_new", "_is_reading", "_lost_reason",
-        "_packets", "_protocol", "_reader", "_user", "assigned_id", "broker", "held_bytes", "is_admitted", "is_bridge",
-        "is_closing", "keep_alive_s", "last_us", "name", "out", "out_bytes", "outbound", "receiver", "settings",
-        "table", "transport", "version", "wants_reasons", "window_bytes",
+        "_packets", "_protocol", "_reader", "_stream_bytes", "_stream_turn", "_user", "assigned_id", "broker",
+        "held_bytes", "is_admitted", "is_bridge", "is_closing", "is_marked", "keep_alive_s", "last_us", "name", "out",
+        "out_bytes", "outbound", "receiver", "settings", "table", "transport", "version", "wants_reasons",
+        "window_bytes",
     )  # fmt: skip
 
     table: FilterTable
@@ -187,6 +189,12 @@ class MqttConnection(Peer):
         self.is_closing = False
         self.out: list[bytes] = []
         self.out_bytes = 0
+        self.is_marked = False
+        """Whether it is marked for `flush`."""
+        self._stream_bytes = 0
+        """Bytes that waited in the stream when they were last asked for: within a turn they do not become more."""
+        self._stream_turn = -1
+        """The turn of that, see MqttProtocol.turn."""
         self.outbound = MqttOutbound(self)
         self._reader = PacketReader(protocol.topics)
         self._packets: list[Packet] = []
@@ -226,7 +234,10 @@ class MqttConnection(Peer):
 
     def unsent_bytes(self) -> int:
         """Return how many bytes wait to be sent, here and in the stream."""
-        return self.out_bytes + self.transport.unsent_bytes()
+        if self._stream_turn != self._protocol.turn:
+            self._stream_turn = self._protocol.turn
+            self._stream_bytes = self.transport.unsent_bytes()
+        return self.out_bytes + self._stream_bytes
 
     # -- the turn -----------------------------------------------------------------------------------------------------
 
@@ -252,14 +263,15 @@ class MqttConnection(Peer):
                 self.broker.resume_members(self)
         if self._is_blocked or not self._is_reading:
             self._set_reading()
-        held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
-        if held_bytes or self.held_bytes:
-            self._protocol.incomplete[self.is_admitted].note(self, held_bytes)
+        if self._inbox_bytes or self.held_bytes or not self._reader.is_empty:
+            held_bytes = 0 if self._is_lost or self.is_closing else self._inbox_bytes + self._reader.held_bytes
+            if held_bytes or self.held_bytes:
+                self._protocol.incomplete[self.is_admitted].note(self, held_bytes)
 
     def _handle_packets(self, now_us: int) -> None:
         budget = MAX_TURN_PACKETS
         while True:
-            self._is_blocked = self._must_wait() or self._is_congested()
+            self._is_blocked = self._must_wait() or self.unsent_bytes() > 2 * self.window_bytes
             if self._is_blocked:
                 return
             if budget <= 0:
@@ -278,25 +290,32 @@ class MqttConnection(Peer):
                     return
                 if self.held_bytes:
                     self._protocol.incomplete[self.is_admitted].renew(self)
-            packets = self._packets
-            index = 0
-            try:
-                while index < len(packets) and not (index and self._must_wait()):
-                    packet = packets[index]
-                    if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
-                        raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
-                    if type(packet) is PublishPacket or type(packet) is PublishRun:
-                        index = self.receiver.handle_publishes(packets, index, now_us)
-                    else:
-                        index += 1
-                        self._handle(packet, now_us)
-            finally:
-                if index == len(packets):
-                    packets.clear()
-                else:
-                    del packets[:index]
-            if not packets and not self._inbox and self._reader.is_empty:
+            self._handle_some(self._packets, now_us)
+            if not self._packets and not self._inbox and self._reader.is_empty:
                 return
+
+    def _handle_some(self, packets: list[Packet], now_us: int) -> None:
+        """Handle packets and remove them from the list, until one of them has to wait."""
+        index = 0
+        try:
+            while index < len(packets) and not (index and self._must_wait()):
+                packet = packets[index]
+                if self._connect_packet is not None and not isinstance(packet, AuthPacket | DisconnectPacket):
+                    raise PacketError(Reason.PROTOCOL, "only AUTH may follow before the login is complete")
+                if type(packet) is PublishPacket or type(packet) is PublishRun:
+                    index = self.receiver.handle_publishes(packets, index, now_us)
+                elif type(packet) is AckRun:
+                    index += 1
+                    if not self.outbound.handle_pubacks(packet.packet_ids):
+                        raise PacketError(Reason.PROTOCOL, "a PUBACK answers another kind of packet")
+                else:
+                    index += 1
+                    self._handle(packet, now_us)
+        finally:
+            if index == len(packets):
+                packets.clear()
+            else:
+                del packets[:index]
 
     def _must_wait(self) -> bool:
         """Return whether packets have to wait: for the welcome, or for the log. After the end they wait for ever."""
@@ -305,10 +324,6 @@ class MqttConnection(Peer):
         if self.pending_replies > MAX_PENDING_REPLIES or self.receiver.held_bytes > self.window_bytes:
             return True
         return self.bucket is not None and self.bucket.due_us > self.broker.now_us
-
-    def _is_congested(self) -> bool:
-        """Return whether the client sends, and does not read the replies."""
-        return self.unsent_bytes() > 2 * self.window_bytes
 
     @property
     def waits_for_broker(self) -> bool:
@@ -339,7 +354,8 @@ class MqttConnection(Peer):
         """Send a packet at the end of the turn."""
         self.out.append(data)
         self.out_bytes += len(data)
-        self._protocol.mark_output(self)
+        if not self.is_marked:
+            self.mark_output()
 
     def encoded_topic(self, topic: str) -> bytes:
         """Return a topic with its length, as it is in a PUBLISH."""
@@ -352,8 +368,10 @@ class MqttConnection(Peer):
         return text
 
     def mark_output(self) -> None:
-        """Something was added to `out`."""
-        self._protocol.mark_output(self)
+        """There is something to send, or the stream is to be closed: `flush` is called at the end of the turn."""
+        if not self.is_marked:
+            self.is_marked = True
+            self._protocol.mark_output(self)
 
     def mark_stalled(self) -> None:
         """The next message has to wait because its packet identifier is in use."""
@@ -362,6 +380,7 @@ class MqttConnection(Peer):
     def flush(self) -> None:
         """Hand the packets of a turn to the stream: a client gets its own message before the PUBACK for it, and after
         the PUBREC."""
+        self.is_marked = False
         acks = self.receiver.take_acks() if self.is_admitted else b""
         if self.out or acks:
             if not self.out:
@@ -376,6 +395,7 @@ class MqttConnection(Peer):
                 self.out_bytes = 0
             if not self._is_lost:
                 self.transport.write(data)
+                self._stream_turn = -1
                 if (self.behind or self.outbound.has_waiting) and self.outbound.room() > self.window_bytes // 2:
                     self._protocol.mark_input(self)  # it may all be sent already: then nothing else continues
         if self.is_closing and not self._is_lost:
@@ -418,7 +438,7 @@ class MqttConnection(Peer):
         """Close the stream at the end of the turn."""
         self.is_closing = True
         self._release()
-        self._protocol.mark_output(self)
+        self.mark_output()
 
     def _end(self, now_us: int) -> None:
         self._protocol.forget(self)
@@ -647,7 +667,7 @@ class MqttConnection(Peer):
         connack = encode_connack(self.version, session_present=is_shown, code=0, properties=values)
         if len(connack) > self.outbound.client_max_bytes:
             self.is_closing = True  # it accepts not even this packet
-            self._protocol.mark_output(self)
+            self.mark_output()
             return
         self.write(connack)
         self._protocol.incomplete[False].note(self, 0)
@@ -742,3 +762,5 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the common name of a client's certificate is its user name, in place of a password."""
     response_information: str = ""
     """Sent to a client of MQTT 5.0 that asks for response information; {client} is its identifier."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may connect over WebSocket, as `https://dashboard.example`, see WebSocketStream."""

@@ -63,6 +63,7 @@ class PacketType(IntEnum):
 
 _PUBLISH: Final = 3
 _PUBACK: Final = 0x40
+_PUBACK_HEAD: Final = b"\x40\x02"
 
 
 class Reason(IntEnum):
@@ -270,6 +271,12 @@ class AckPacket(msgspec.Struct, frozen=True, gc=False):
     code: int = 0
 
 
+class AckRun(msgspec.Struct, frozen=True, gc=False):
+    """Several PUBACK in a row."""
+
+    packet_ids: list[int]
+
+
 class SubscribePacket(msgspec.Struct, frozen=True):
     """SUBSCRIBE. `filters`: with their options; bits 0-1 QoS, 2 no local, 3 retain as published, 4-5 handling."""
 
@@ -308,6 +315,7 @@ Packet: TypeAlias = (
     | PublishPacket
     | PublishRun
     | AckPacket
+    | AckRun
     | SubscribePacket
     | UnsubscribePacket
     | PingPacket
@@ -663,7 +671,7 @@ class PacketReader:
                 packets.append(packet)
                 continue
             if first == _PUBACK and size == 2 and self.version and (data[body] or data[body + 1]):
-                packets.append(AckPacket(PacketType.PUBACK, data[body] << 8 | data[body + 1]))
+                at = self._read_acks(packets, data, body)
                 continue
             other = self._read_packet(first >> 4, first & 15, _Cursor(data, body, stop))
             packets.append(other)
@@ -722,6 +730,18 @@ class PacketReader:
             payloads = [data[start + payload_at : start + size] for start in range(begin, at, size)]
             packets.append(PublishRun(packet.topic, payloads, packet.flags, ids))
         return at
+
+    def _read_acks(self, packets: list[Packet], data: bytes, body: int) -> int:
+        """Append a PUBACK, whose body is at this offset, and the next ones. Return the offset behind them."""
+        last = len(data) - 2
+        ids = [data[body] << 8 | data[body + 1]]
+        body += 4
+        while body <= last and data[body - 2 : body] == _PUBACK_HEAD and (data[body] or data[body + 1]):
+            ids.append(data[body] << 8 | data[body + 1])
+            body += 4
+        # An identifier of 0 is refused when it is read alone.
+        packets.append(AckRun(ids) if len(ids) > 1 else AckPacket(_PUBACK >> 4, ids[0]))
+        return body - 2
 
     def _read_publish(self, flags: int, data: bytes, at: int, stop: int) -> PublishPacket:
         qos = flags >> 1 & 3

@@ -89,6 +89,8 @@ class MqttProtocol:
         self.entropy = entropy
         self.wake = wake
         self.connections: dict[MqttConnection, None] = {}
+        self.turn = 0
+        """The number of turns so far."""
         self.note_admitted: Callable[[MqttTransport], None] = lambda transport: None
         """Called when a login has succeeded."""
         self.topics: dict[bytes, str] = {}
@@ -140,6 +142,7 @@ class MqttProtocol:
 
     def handle_input(self, now_us: int) -> None:
         """Hand everything that has arrived since the last turn to the core."""
+        self.turn += 1
         ready, self._input = self._input, {}
         for connection in ready:
             connection.run(now_us)

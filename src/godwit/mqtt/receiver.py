@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from godwit.broker.ports import Publication, RequestFailure
+from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
 from godwit.mqtt.encoding import encode_ack, encode_acks
@@ -25,7 +26,7 @@ from godwit.mqtt.packets import (
     PublishRun,
     Reason,
 )
-from godwit.wire.batch import make_entry
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry, make_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
 from godwit.wire.filters import RESERVED, is_inbox
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
 
 PUBACK: Final = 4
 PUBREC: Final = 5
+QOS_1: Final = 2
 QOS_2: Final = 4
-"""The bit of the flags of a PUBLISH."""
+"""The bits of the flags of a PUBLISH."""
 MAX_RUN_MESSAGES: Final = 4096
 MAX_RUN_BYTES: Final = 512 * 1024
 """One batch of messages of a client, at most."""
 MAX_PUBLICATIONS: Final = 2048
-"""Topics of one client that are kept open; the least recently opened is closed for another one."""
+"""Topics of one client that are kept open, for QoS 0 and for the others; the least recently opened is closed for
+another one."""
 SLOT_COST_BYTES: Final = 512
 """The memory of a batch that waits for its acknowledgement, beside its payloads, about."""
 MAX_REPEATS: Final = 1
@@ -88,7 +91,9 @@ class AckSlot:
     def fill(self, data: bytes) -> None:
         """Set the acknowledgement: it is sent at the end of the turn, after those before it."""
         self.data = data
-        self.receiver.connection.mark_output()
+        connection = self.receiver.connection
+        if not connection.is_marked:
+            connection.mark_output()
 
 
 class MqttReceipt(AckSlot):
@@ -103,16 +108,16 @@ class MqttReceipt(AckSlot):
 
     def accepted(self, reached: int) -> None:
         """See godwit.broker.ports.Receipt."""
-        receiver = self.receiver
-        kind = PUBACK if self.qos == 1 else PUBREC
+        ids = self.ids
         if self.qos == 1:
-            receiver.unacknowledged -= len(self.ids)
-        version = receiver.connection.version
-        if version == V5 and self.qos == 1 and not reached:
-            data = b"".join([encode_ack(version, kind, number, Reason.NO_SUBSCRIBERS) for number in self.ids])
+            receiver = self.receiver
+            receiver.unacknowledged -= len(ids)
+            if not reached and receiver.connection.version == V5:
+                self.fill(b"".join([encode_ack(V5, PUBACK, number, Reason.NO_SUBSCRIBERS) for number in ids]))
+            else:
+                self.fill(encode_acks(PUBACK, ids))
         else:
-            data = encode_acks(kind, self.ids)
-        self.fill(data)
+            self.fill(encode_acks(PUBREC, ids))
 
     def refused(self, code: Code, text: str) -> None:
         """See godwit.broker.ports.Receipt."""
@@ -145,17 +150,24 @@ class MqttReceiver:
     """The messages of one connection."""
 
     __slots__ = (
-        "_aliases", "_publications", "_repeats", "_session", "_table", "connection", "held_bytes", "slots",
-        "unacknowledged",
+        "_aliases", "_name", "_publications", "_publish_entries", "_reliable", "_repeats", "_session", "_table",
+        "connection", "held_bytes", "slots", "unacknowledged",
     )  # fmt: skip
+
+    held_bytes: int
 
     def __init__(self, connection: MqttConnection, session: Session, table: FilterTable) -> None:
         self.connection = connection
         self._session = session
         self._table = table
         self._aliases: dict[int, str] = {}
-        self._publications: dict[tuple[str, bool], MqttPublication] = {}
-        """By topic, and whether they are for QoS 1 and 2."""
+        self._name = session.name
+        self._publish_entries: Callable[[Publication, list[Entry], Receipt | None, int, int], None]
+        self._publish_entries = connection.broker.publish
+        self._publications: dict[str, MqttPublication] = {}
+        """Of QoS 0, by topic."""
+        self._reliable: dict[str, MqttPublication] = {}
+        """Of QoS 1 and 2, by topic."""
         self._repeats: dict[int, tuple[int, int]] = {}
         """Of messages of QoS 2 by identifier: a hash, and how often the same one was repeated on this connection."""
         self.slots: deque[AckSlot] = deque()
@@ -167,19 +179,67 @@ class MqttReceiver:
     # -- PUBLISH ------------------------------------------------------------------------------------------------------
 
     def handle_publishes(self, packets: list[Any], index: int, now_us: int) -> int:
-        """Publish the run of packets that begins at an index. Return the index behind it."""
+        """Publish messages, beginning with the packet at an index. Return the index behind the last one."""
+        connection = self.connection
+        end = len(packets)
+        while index < end:
+            first: Any = packets[index]
+            if type(first) is PublishPacket:
+                if first.properties or first.flags & QOS_2 or not first.topic:
+                    # With QoS 2 one by one, because any of them may be a repeat.
+                    topic = self._topic(first)
+                    self._publish(topic, first.flags & 7, [first.payload], [first.packet_id], first.properties, now_us)
+                    return index + 1
+                following: Any = packets[index + 1] if index + 1 < end else None
+                is_publish = type(following) is PublishPacket or type(following) is PublishRun
+                if is_publish and following.topic == first.topic:
+                    index = self._publish_run(packets, index, now_us)
+                else:
+                    self._publish_one(first, now_us)
+                    index += 1
+            elif type(first) is PublishRun:
+                index = self._publish_run(packets, index, now_us)
+            else:
+                break
+            if connection.is_closing or connection.bucket is not None or self.held_bytes > connection.window_bytes:
+                break  # the caller decides whether the client has to wait
+        return index
+
+    def _publish_one(self, packet: PublishPacket, now_us: int) -> None:
+        """Publish one message of QoS 0 or 1 without properties."""
+        flags = packet.flags & 7
+        publication = (self._reliable if flags & QOS_1 else self._publications).get(packet.topic)
+        if publication is None:
+            self._publish(packet.topic, flags, [packet.payload], [packet.packet_id], NO_PACKET_PROPERTIES, now_us)
+            return
+        size = len(packet.payload)
+        receipt = None
+        if flags & QOS_1:
+            ids = [packet.packet_id]
+            self._require_quota(1, 1, packet.packet_id)
+            receipt = MqttReceipt(self, 1, ids, size)
+            self.unacknowledged += 1
+        entry = Entry(
+            topic=packet.topic,
+            publisher=self._name,
+            flags=LONE | flags >> 1 << QOS_SHIFT | (RETAIN if flags & 1 else 0),
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=packet.payload,
+        )
+        self._publish_entries(publication, [entry], receipt, size, now_us)
+
+    def _publish_run(self, packets: list[Any], index: int, now_us: int) -> int:
+        """Publish the packets of QoS 0 or 1 from an index on that have the same topic, QoS and retain flag as one
+        batch. Return the index behind them."""
         first: PublishPacket | PublishRun = packets[index]
-        if type(first) is PublishPacket:
-            topic = self._topic(first) if first.properties or not first.topic else first.topic
-            if first.properties or first.flags & QOS_2:
-                # With QoS 2 one by one, because any of them may be a repeat.
-                self._publish(topic, first.flags & 7, [first.payload], [first.packet_id], first.properties, now_us)
-                return index + 1
-            payloads, ids = [first.payload], [first.packet_id]
-        else:
-            assert type(first) is PublishRun
-            topic = first.topic
+        topic = first.topic
+        if type(first) is PublishRun:
             payloads, ids = first.payloads, first.packet_ids
+        else:
+            assert type(first) is PublishPacket
+            payloads, ids = [first.payload], [first.packet_id]
         flags = first.flags & 7
         end = index + 1
         if end < len(packets):
@@ -244,7 +304,7 @@ class MqttReceiver:
             if qos == 1:
                 self.unacknowledged += len(ids)
         extension = None
-        publication = self._publications.get((topic, qos > 0))
+        publication = (self._reliable if qos else self._publications).get(topic)
         if publication is None or properties:
             try:
                 extension = encode_message_properties(properties) if properties else None
@@ -256,20 +316,22 @@ class MqttReceiver:
             self.connection.broker.hold_identifier(self._table, ids[0])
         entry = make_entry(
             topic,
-            self._session.name,
+            self._name,
             payloads,
             qos=qos,
             retain=bool(flags & 1),
             now_us=now_us,
             extension=extension,
         )
-        self.connection.broker.publish(publication, [entry], receipt, size, now_us)
+        self._publish_entries(publication, [entry], receipt, size, now_us)
 
     def _require_quota(self, count: int, qos: int, packet_id: int) -> None:
         """Raise PacketError if the client has more messages in flight than it was allowed."""
         connection = self.connection
+        if connection.version < V5:
+            return
         received = self._table.numbers.received
-        if connection.version < V5 or (qos == 2 and packet_id in received):
+        if qos == 2 and packet_id in received:
             return
         if self.unacknowledged + len(received) + count > connection.settings.receive_maximum:
             text = f"more than {connection.settings.receive_maximum} messages without an acknowledgement"
@@ -307,18 +369,18 @@ class MqttReceiver:
 
     def _open(self, topic: str, is_reliable: bool) -> MqttPublication:
         """Return a new publication for a topic. Raises RequestFailure."""
-        if len(self._publications) >= MAX_PUBLICATIONS:
-            oldest = next(iter(self._publications))
-            self.connection.broker.close_publication(self._publications.pop(oldest))
+        known = self._reliable if is_reliable else self._publications
+        if len(known) >= MAX_PUBLICATIONS:
+            self.connection.broker.close_publication(known.pop(next(iter(known))))
         publication = MqttPublication(self, self._session, int(is_reliable))
         publication.is_logged = self.connection.settings.log_qos_0
         self.connection.broker.open_publication(publication, topic)
-        self._publications[topic, is_reliable] = publication
+        known[topic] = publication
         return publication
 
     def forget(self, publication: MqttPublication) -> None:
         """The client has lost the right to publish to a topic."""
-        self._publications.pop((publication.topic.name, publication.qos > 0), None)
+        (self._reliable if publication.qos else self._publications).pop(publication.topic.name, None)
 
     # -- PUBREL and acknowledgements ----------------------------------------------------------------------------------
 
@@ -338,15 +400,16 @@ class MqttReceiver:
     def take_acks(self) -> bytes:
         """Return the acknowledgements that are complete, in order."""
         slots = self.slots
-        if not slots or slots[0].data is None:
-            return b""
         found: list[bytes] = []
-        while slots and slots[0].data is not None:
-            slot = slots.popleft()
-            self.held_bytes -= slot.held_bytes
-            found.append(slot.data or b"")
-        self.connection.check_input()
-        return b"".join(found)
+        while slots:
+            data = slots[0].data  # a type checker must not take the next slot's for this one's: compiled code trusts it
+            if data is None:
+                break
+            self.held_bytes -= slots.popleft().held_bytes
+            found.append(data)
+        if found:
+            self.connection.check_input()
+        return found[0] if len(found) == 1 else b"".join(found)
 
 
 def encode_message_properties(values: PacketProperties) -> bytes | None:

@@ -67,15 +67,8 @@ def make_rule(filters: list[TableFilter]) -> TopicRule | None:
     )
 
 
-class InFlight(msgspec.Struct, gc=False):
-    """A PUBLISH of QoS 1 or 2 that the client has not acknowledged."""
-
-    offset: int
-    qos: int
-
-
 class RetainedInFlight(msgspec.Struct):
-    """The same of a retained message that was sent when a subscription began: it is kept to be repeated."""
+    """A retained message that was sent when a subscription began and is not acknowledged: it is kept to be repeated."""
 
     qos: int
     topic: str
@@ -102,8 +95,8 @@ class MqttOutbound(Outbound):
 
     __slots__ = (
         "_aliases", "_connection", "_is_moved", "_next_retained", "_prune_above", "_queue", "_released_ids", "_repeats",
-        "_rules", "_rules_version", "_skip_below", "client_max_bytes", "max_aliases", "next_offset", "publishes",
-        "queued_bytes", "quota", "releases", "shared", "table",
+        "_rules", "_rules_version", "_skip_below", "client_max_bytes", "exact", "max_aliases", "next_offset",
+        "publishes", "queued_bytes", "quota", "releases", "shared", "table",
     )  # fmt: skip
 
     table: FilterTable
@@ -119,8 +112,10 @@ class MqttOutbound(Outbound):
         self._queue: deque[tuple[OutboundBatch, int]] = deque()
         """Batches that were put, and how many of their messages are sent or skipped."""
         self.queued_bytes = 0
-        self.publishes: dict[int, InFlight] = {}
-        """Messages of the log by packet identifier, in their order."""
+        self.publishes: dict[int, int] = {}
+        """Offsets of messages of the log that the client has not acknowledged, by packet identifier, in their order."""
+        self.exact: set[int] = set()
+        """The packet identifiers of those with QoS 2."""
         self.releases: dict[int, list[Any]] = {}
         """PUBREL by packet identifier: the offset (None: a retained message), and whether it was sent."""
         self.shared: dict[int, tuple[MqttMemberOutbound, int]] = {}
@@ -180,7 +175,11 @@ class MqttOutbound(Outbound):
 
     def put(self, batch: OutboundBatch) -> bool:
         size = len(batch.entry.rest)
-        if (self.queued_bytes and self.queued_bytes + size > self._connection.window_bytes) or not self.room():
+        queued_bytes = self.queued_bytes
+        window_bytes = self._connection.window_bytes
+        if queued_bytes and queued_bytes + size > window_bytes:
+            return False
+        if queued_bytes + self._connection.unsent_bytes() >= window_bytes:
             return False
         self._queue.append((batch, 0))
         self.queued_bytes += size
@@ -241,6 +240,8 @@ class MqttOutbound(Outbound):
         self._is_moved = False
         if self._repeats:
             self._send_repeats()
+        elif self._queue:
+            self._send_singles()
         while self._queue and not self._repeats and not connection.is_closing:
             batch, index = self._queue[0]
             index = self._send_batch(batch, index)
@@ -281,40 +282,79 @@ class MqttOutbound(Outbound):
             return count
         if is_retained:
             return self._send_retained(batch, rule, qos)
-        payload = lone_payload(entry)
-        if payload is not None and rule.is_plain and not self.max_aliases and self.is_unlimited:
-            return self._send_one(batch, rule, qos, payload)
         return self._send_logged(batch, rule, qos, index)
 
-    def _send_one(self, batch: OutboundBatch, rule: TopicRule, qos: int, payload: bytes) -> int:
-        """Do the same as `_send_logged`, for one message without properties."""
-        table = self.table
-        numbers = table.numbers
-        publishes = self.publishes
-        offset = batch.offset
-        if not table.is_stored and numbers.sent_below <= table.created_at:
-            table.created_at = offset  # the first message has identifier 1
-        self.next_offset = offset
-        if offset not in numbers.finished and offset not in numbers.released:
-            if self.free_quota() <= 0:
-                return 0
-            connection = self._connection
-            packet_id = (offset - table.created_at) % IDENTIFIERS + 1
-            if packet_id in publishes or packet_id in self.releases or self._is_released(packet_id):
-                connection.mark_stalled()
-                return 0
-            is_v5 = connection.version == V5
-            flags = qos << 1 | (1 if rule.keeps_retain and batch.entry.flags & RETAIN else 0)
-            if offset < numbers.sent_below:
-                flags |= 8
-            else:
-                numbers.sent_below = offset + 1
+    def _is_fresh(self, first: int, end: int) -> bool:
+        """Return whether messages of these offsets were never sent to the client, and their packet identifiers are
+        free: then none of them is finished or released."""
+        numbers = self.table.numbers
+        if first < numbers.sent_below or self.releases or self._released_ids:
+            return False
+        if not self.table.is_stored and numbers.sent_below <= self.table.created_at:
+            return False  # the first message of the session
+        for oldest in self.publishes.values():
+            return end - oldest <= IDENTIFIERS
+        return True
+
+    def _send_singles(self) -> None:
+        """Send batches of one message each, as many senders with a few messages make them, from the front of the queue.
+
+        It does the same as `_send_logged` for the usual ones. It stops at the first other one, which that can send.
+        """
+        connection = self._connection
+        queue = self._queue
+        first = queue[0][0].offset
+        if self.max_aliases or not self.is_unlimited or self._rules_version != self.table.version:
+            return
+        if connection.unsent_bytes() > connection.window_bytes or not self._is_fresh(first, first):
+            return
+        free = self.free_quota()
+        numbers, publishes, rules, out = self.table.numbers, self.publishes, self._rules, connection.out
+        created_at = self.table.created_at
+        is_v5 = connection.version == V5
+        while queue and free > 0:
+            batch = queue[0][0]
+            entry = batch.entry
+            payload = lone_payload(entry)
+            rule = rules.get(batch.topic.name)
+            offset = batch.offset
+            if payload is None or rule is None or not rule.is_plain or rule.is_no_local or offset < rule.exact_from:
+                break
+            qos = min(entry.flags >> QOS_SHIFT, rule.qos)
+            packet_id = (offset - created_at) % IDENTIFIERS + 1
+            if not qos or batch.flags & RETAIN or offset < numbers.sent_below or packet_id in publishes:
+                break
+            flags = qos << 1 | (1 if rule.keeps_retain and entry.flags & RETAIN else 0)
             front = publish_front(flags, connection.encoded_topic(batch.topic.name), int(is_v5), len(payload))
-            number = packet_id.to_bytes(2, "big")
-            publishes[packet_id] = InFlight(offset, qos)
-            connection.write(b"".join((front, number, b"\0", payload) if is_v5 else (front, number, payload)))
-        self.next_offset = offset + 1
-        return 1
+            data = front + packet_id.to_bytes(2, "big") + (b"\0" + payload if is_v5 else payload)
+            out.append(data)
+            connection.out_bytes += len(data)
+            publishes[packet_id] = offset
+            if qos == 2:
+                self.exact.add(packet_id)
+            free -= 1
+            self.next_offset = numbers.sent_below = offset + 1
+            queue.popleft()
+            self.queued_bytes -= len(entry.rest)
+        connection.mark_output()
+
+    def _send_run(self, batch: OutboundBatch, flags: int, head: tuple[bytes, bytes], index: int, end: int) -> None:
+        """Send messages with fresh offsets all at once."""
+        payloads = _payloads(batch)[index:end]
+        fronts = {size: publish_front(flags, head[0], len(head[1]), size) for size in set(map(len, payloads))}
+        first = batch.offset + index
+        packet_id = (first - self.table.created_at) % IDENTIFIERS + 1
+        ids = range(packet_id, packet_id + len(payloads))
+        parts = [
+            part
+            for number, payload in zip(ids, payloads, strict=True)
+            for part in (fronts[len(payload)], number.to_bytes(2, "big") + head[1], payload)
+        ]
+        self.publishes.update(zip(ids, range(first, batch.offset + end), strict=True))
+        if flags & 4:
+            self.exact.update(ids)
+        self.table.numbers.sent_below = batch.offset + end
+        self._connection.write(b"".join(parts))
 
     def _send_logged(self, batch: OutboundBatch, rule: TopicRule, qos: int, index: int) -> int:
         """Send messages of QoS 1 or 2 from the log."""
@@ -330,6 +370,13 @@ class MqttOutbound(Outbound):
         head = self._head(batch.topic.name, rule.identifiers, entry)
         free = self.free_quota()
         count = entry.count
+        if head is not None and free > 0 and not self.max_aliases and self.is_unlimited:
+            first, end = batch.offset + index, min(index + free, count)
+            is_row = (first - created_at) % IDENTIFIERS + end - index <= IDENTIFIERS
+            if is_row and self._is_fresh(first, batch.offset + end):
+                self._send_run(batch, flags, head, index, end)
+                self.next_offset = batch.offset + end
+                return end
         out = connection.out
         front, front_of = b"", (-1, -1)  # of a packet, and the length and flags for which it is right
         while index < count:
@@ -354,7 +401,9 @@ class MqttOutbound(Outbound):
             packet_bytes = len(front) + 2 + len(head[1]) + kind[0]
             if packet_bytes > self.client_max_bytes:
                 continue
-            publishes[packet_id] = InFlight(offset, qos)
+            publishes[packet_id] = offset
+            if qos == 2:
+                self.exact.add(packet_id)
             free -= 1
             out += (front, packet_id.to_bytes(2, "big") + head[1], payload)
             connection.out_bytes += packet_bytes
@@ -590,18 +639,17 @@ class MqttOutbound(Outbound):
         self._is_moved = True
         if packet_id in self.table.numbers.not_logged:
             return self._handle_retained_ack(kind, packet_id, code)
-        sent = self.publishes.get(packet_id)
         if kind == PacketType.PUBCOMP:
-            return self._handle_pubcomp(packet_id, sent)
-        if sent is None:
+            return packet_id not in self.publishes and self._handle_pubcomp(packet_id)
+        if packet_id not in self.publishes:
             if kind == PacketType.PUBACK:
                 return packet_id not in self.releases
             self._handle_unknown_pubrec(packet_id, code)
             return True
-        if (kind == PacketType.PUBACK) != (sent.qos == 1):
+        if (kind == PacketType.PUBACK) != (packet_id not in self.exact):
             return False
-        del self.publishes[packet_id]
-        offset = sent.offset
+        offset = self.publishes.pop(packet_id)
+        self.exact.discard(packet_id)
         if kind == PacketType.PUBACK or code >= Reason.UNSPECIFIED:
             self.table.numbers.finished.add(offset)
             return True
@@ -611,6 +659,19 @@ class MqttOutbound(Outbound):
         connection.broker.release(
             self.table, offset, lambda: self._send_pubrel(packet_id, offset), connection.handle_storage_error
         )
+        return True
+
+    def handle_pubacks(self, packet_ids: list[int]) -> bool:
+        """Handle PUBACK packets. Return False if one of them is not the answer to the packet with its identifier."""
+        publishes, exact, finished = self.publishes, self.exact, self.table.numbers.finished
+        self._is_moved = True
+        for packet_id in packet_ids:
+            offset = publishes.get(packet_id)
+            if offset is not None and packet_id not in exact:
+                del publishes[packet_id]
+                finished.add(offset)
+            elif not self.handle_ack(PacketType.PUBACK, packet_id, 0):
+                return False
         return True
 
     def _send_pubrel(self, packet_id: int, offset: int | None) -> None:
@@ -627,9 +688,7 @@ class MqttOutbound(Outbound):
         elif code < Reason.UNSPECIFIED:
             self._connection.write(encode_ack(self._connection.version, PacketType.PUBREL, packet_id))
 
-    def _handle_pubcomp(self, packet_id: int, sent: InFlight | None) -> bool:
-        if sent is not None:
-            return False
+    def _handle_pubcomp(self, packet_id: int) -> bool:
         waiting = self.releases.get(packet_id)
         if waiting is not None and waiting[1]:
             del self.releases[packet_id]
@@ -664,8 +723,8 @@ class MqttOutbound(Outbound):
         if subscription is None:
             return
         below = self.next_offset
-        for one in self.publishes.values():
-            below = one.offset
+        for oldest in self.publishes.values():
+            below = oldest
             break
         numbers = self.table.numbers
         if numbers.finished:

@@ -4,12 +4,17 @@
     frame(data)      returns bytes of MQTT as one binary message
 
 The boundaries of messages do not matter to MQTT. Frames of clients must be masked, and have a bounded length.
+
+A browser lets every page connect to every server, also to one in the user's own network, and states the page's origin.
+So a request with an origin is accepted only if it is configured, or is the server itself. Other programs send none, or
+the address that they connect to.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Collection
 from typing import Final
 
 MAX_REQUEST_BYTES: Final = 8192
@@ -19,6 +24,7 @@ MAX_CONTROL_BYTES: Final = 125
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
+ANY_ORIGIN: Final = "*"
 CLOSE_PROTOCOL: Final = 1002
 CLOSE_NOT_BINARY: Final = 1003
 CLOSE_TOO_LARGE: Final = 1009
@@ -28,13 +34,14 @@ class WebSocketStream:
     """One connection."""
 
     __slots__ = (
-        "_buffer", "_frame_bytes", "_is_open", "_mask", "_max_frame_bytes", "_path", "_within_message", "is_closed",
-        "output",
+        "_buffer", "_frame_bytes", "_is_open", "_mask", "_max_frame_bytes", "_origins", "_path", "_within_message",
+        "is_closed", "output",
     )  # fmt: skip
 
-    def __init__(self, path: str, max_frame_bytes: int) -> None:
-        """`path`: what the request must ask for."""
+    def __init__(self, path: str, max_frame_bytes: int, origins: Collection[str] = ()) -> None:
+        """`path`: what the request must ask for. `origins`: of pages that may connect, in lower case; `*`: all."""
         self._path = path
+        self._origins = origins
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
         """Of the request, of the head of a frame, or of a control frame: data is passed on as it arrives."""
@@ -82,6 +89,10 @@ class WebSocketStream:
             return self._refuse("400 Bad Request")
         if words[1].partition("?")[0] != self._path:
             return self._refuse("404 Not Found")
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin.lower(), headers.get("host", "").lower()):
+            text = "this page may not connect: add its origin to `origins` under [mqtt] of the broker's configuration"
+            return self._refuse("403 Forbidden", "Content-Type: text/plain\r\n", text)
         key = headers.get("sec-websocket-key", "")
         upgrade = headers.get("upgrade", "").lower()
         if upgrade != "websocket" or "upgrade" not in headers.get("connection", "").lower() or not _is_key(key):
@@ -102,8 +113,14 @@ class WebSocketStream:
         self._is_open = True
         return True
 
-    def _refuse(self, status: str, headers: str = "") -> bool:
-        self.output.append(f"HTTP/1.1 {status}\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    def _allows(self, origin: str, host: str) -> bool:
+        """Return whether a page may connect, by its origin and by the host that it has asked for."""
+        is_own = bool(host) and origin in (f"http://{host}", f"https://{host}")
+        return is_own or origin in self._origins or ANY_ORIGIN in self._origins
+
+    def _refuse(self, status: str, headers: str = "", text: str = "") -> bool:
+        head = f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+        self.output.append((head + text).encode())
         self.is_closed = True
         return False
 

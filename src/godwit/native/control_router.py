@@ -10,14 +10,14 @@ import msgspec
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Effect, refusal_notice
-from godwit.broker.ports import Outbound, RequestFailure, SubscribeRequest, SubscribeResult
+from godwit.broker.ports import CaptureRequest, Outbound, RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
 from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
 from godwit.native.subscriber_channel import NativeMemberOutbound, NativeOutbound
-from godwit.wire import control, jobs
+from godwit.wire import control, jobs, relay
 from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, make_proof
 from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD
@@ -91,6 +91,7 @@ class ControlRouter:
             control.Error: lambda peer, session, message, now_us: None,  # a reply could be answered without end
             control.Subscribe: self._subscribe,
             control.ProgressQuery: self._progress,
+            relay.ListBridges: self._bridges,
             jobs.Volunteer: work.volunteer,
             jobs.WatchJobs: lambda peer, session, message, now_us: work.watch(peer, session, message),
             jobs.RetryJob: lambda peer, session, message, now_us: work.retry(session, message, now_us),
@@ -104,6 +105,7 @@ class ControlRouter:
             control.Kick: lambda peer, session, message, now_us: administration.kick(
                 session, message.client, message.filters, message.reason, now_us
             ),
+            control.Capture: self._capture,
             control.DeleteGroup: lambda peer, session, message, now_us: administration.delete_group(
                 session, message.group, message.filters
             ),
@@ -240,6 +242,7 @@ class ControlRouter:
             retained=message.retained,
             retain_handling=message.retain_handling,
             no_local=message.no_local,
+            is_responder=message.responder,
             epochs=message.epochs,
             group=message.group,
             group_expiry_s=message.group_expiry_s,
@@ -277,6 +280,17 @@ class ControlRouter:
             raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {message.subscription}")
         self._broker.commit(subscription, message.offset, message.epochs)
 
+    def _capture(self, peer: NativePeer, session: Session, message: control.Capture, now_us: int) -> None:
+        request = CaptureRequest(
+            peer=peer,
+            inbox=message.inbox,
+            seconds=message.seconds,
+            max_bytes=message.max_bytes,
+            packet_bytes=message.packet_bytes,
+            filter=message.filter,
+        )
+        self._administration.capture(session, request)
+
     def _progress(
         self, peer: NativePeer, session: Session, message: control.ProgressQuery, now_us: int
     ) -> control.Progressed:
@@ -284,6 +298,9 @@ class ControlRouter:
         if known is None:
             return control.Progressed(request=message.request)
         return control.Progressed(request=message.request, epoch=known.epoch, next_sequence=known.next_sequence)
+
+    def _bridges(self, peer: NativePeer, session: Session, message: relay.ListBridges, now_us: int) -> relay.BridgeList:
+        return relay.BridgeList(request=message.request, bridges=self._broker.relays.bridges(session))
 
     # -- lists --------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.native.publish_channel import PublishChannel
+    from godwit.native.relay_channel import RelayChannel
     from godwit.native.subscriber_channel import NativeOutbound
     from godwit.native.work_channel import JobPeer
 
@@ -54,7 +55,7 @@ class NativePeer(Peer):
         super().__init__(address_of(connection), network_of(connection.peer_address[0]))
         self.connection = connection
         self._effects = effects
-        self.publish_channels: dict[int, PublishChannel] = {}
+        self.publish_channels: dict[int, PublishChannel | RelayChannel] = {}
         """By the client's channels."""
         self.outbounds: dict[int, NativeOutbound] = {}
         """By the numbers that the client gave its subscriptions, also while their start is looked up."""
@@ -113,6 +114,8 @@ class NativePeer(Peer):
 
     def forget(self) -> None:
         """The connection has ended: drop all channels, so that nothing refers to it any more."""
+        for channel in list(self.publish_channels.values()):
+            channel.forget()
         self.publish_channels.clear()
         self.outbounds.clear()
         self.channels.clear()

@@ -3,8 +3,8 @@
     input     handle_input(now_us) takes the events of all endpoints; handle(event, now_us) takes one
     output    handlers: how the server executes the protocol's effects (godwit.native.effects)
 
-Channel 0 carries control messages. A channel that the client opens is for publishing or for work on jobs; a channel
-that the broker opens carries the messages of one subscription, or work.
+Channel 0 carries control messages. A channel that the client opens is for publishing, for work on jobs or for a bridge;
+a channel that the broker opens carries the messages of one subscription, or work.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from godwit.native.effects import (
 from godwit.native.job_service import NativeJobs
 from godwit.native.peer import FloodError, NativePeer, address_of
 from godwit.native.publish_channel import PublishChannel
+from godwit.native.relay_channel import RelayChannel
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import (
@@ -41,6 +42,7 @@ from godwit.transport.events import (
 from godwit.wire import control
 from godwit.wire.control import MalformedError, decode_control
 from godwit.wire.control_base import Code
+from godwit.wire.relay import RelayOpen
 
 STOPPING: Final = "the broker is being stopped"
 
@@ -165,8 +167,10 @@ class NativeProtocol:
             PublishChannel(self._broker, peer, session, number, self._effects, request.qos).open(request)
         elif isinstance(request, control.Work):
             self._jobs.handle_open(peer, session, number)
+        elif isinstance(request, RelayOpen):
+            RelayChannel(self._broker, peer, session, number, self._effects).open(request, now_us)
         else:
-            raise DecodeError("control", "record 0 of a channel is neither open nor work")
+            raise DecodeError("control", "record 0 of a channel is neither open, work nor relay")
 
     def _on_confirmed(self, event: ChannelConfirmed, now_us: int) -> None:
         peer = self._peers.get(event.connection)

@@ -104,6 +104,9 @@ class PublishChannel(Publication):
         self.broker.close_publication(self)
         self.native_peer.publish_channels.pop(self.number, None)
 
+    def forget(self) -> None:
+        """The connection has ended, and the core has closed its publications."""
+
     def handle(self, event: Received, now_us: int) -> None:
         """Handle a record of batches. Raises DecodeError if it is malformed."""
         body = event.body

@@ -15,7 +15,7 @@ DEFAULT_PORT: Final = 50_000
 """The broker's default port."""
 MAX_BROKERS: Final = 16
 """Maximum of addresses that a client is given."""
-_SCHEME: Final = "udp://"
+_SCHEMES: Final = ("udp://", "udps://")
 Brokers: TypeAlias = str | Sequence[str]
 """The address of a broker, several with commas between them, or a list of addresses."""
 
@@ -29,20 +29,27 @@ def parse_brokers(brokers: Brokers) -> list[tuple[str, int]]:
     Raises:
         AddressError: The list is empty, or one of the addresses is invalid.
     """
+    found = list(dict.fromkeys(map(parse_broker, split_brokers(brokers))))
+    if not 1 <= len(found) <= MAX_BROKERS:
+        raise AddressError(f"{len(found)} addresses of brokers: give 1 to {MAX_BROKERS}")
+    return found
+
+
+def split_brokers(brokers: Brokers) -> list[str]:
+    """Return the texts of the single addresses. Raises AddressError if they are not texts."""
     texts = brokers.split(",") if isinstance(brokers, str) else brokers
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise AddressError(
             f"the broker is {repr(brokers)[:80]}, of the type {type(brokers).__name__}: give a text such as "
             f"'localhost:{DEFAULT_PORT}', or a list of such texts"
         )
-    found = list(dict.fromkeys(parse_broker(text) for text in texts if text.strip() or len(texts) == 1))
-    if not 1 <= len(found) <= MAX_BROKERS:
-        raise AddressError(f"{len(found)} addresses of brokers: give 1 to {MAX_BROKERS}")
-    return found
+    return [text for text in texts if text.strip() or len(texts) == 1]
 
 
 def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Parse `host`, `host:port`, `[::1]`, `[::1]:port` or `::1`, each also with the prefix `udp://`.
+    """Parse `host`, `host:port`, `[::1]`, `[::1]:port` or `::1`, each also with the prefix `udp://` or `udps://`.
+
+    A fingerprint behind a `#` is for godwit.net.security.
 
     Returns:
         Host and port.
@@ -51,11 +58,12 @@ def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, i
         AddressError: The text is not the address of a broker.
     """
     example = f"write host:port, for example localhost:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
-    rest = text.strip()
+    rest = text.strip().partition("#")[0]
     if "://" in rest:
-        if not rest.lower().startswith(_SCHEME):
-            raise AddressError(f"{text!r} is not the address of a broker: its scheme must be {_SCHEME}; {example}")
-        rest = rest[len(_SCHEME) :].removesuffix("/")
+        if not rest.lower().startswith(_SCHEMES):
+            schemes = " or ".join(_SCHEMES)
+            raise AddressError(f"{text!r} is not the address of a broker: its scheme must be {schemes}; {example}")
+        rest = rest.partition("://")[2].removesuffix("/")
     if rest.startswith("["):
         host, bracket, tail = rest[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):

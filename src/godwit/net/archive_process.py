@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from godwit.limits import KIB, MIB
 from godwit.net.loop import completes
 from godwit.server.archive_pipe import (
     MAX_COMMIT_BATCHES,
+    CallCounts,
     Commit,
     CommitDone,
     LogLine,
@@ -103,6 +105,12 @@ class ArchiveProcess:
         """Reported reasons why it does not become ready. Each is reported once, not for every attempt."""
         self.url = ""
         """Its address, once it is ready."""
+        self.starts = 0
+        """How many processes were started."""
+        self.counts = CallCounts({}, {}, 0)
+        """The calls of clients, of the present process."""
+        self._former_calls: Counter[str] = Counter()
+        self._former_failed: Counter[str] = Counter()
 
     def run(self, command: Sequence[str] | None) -> None:
         """Keep an archive running that this command starts, or none. A former one is ended first."""
@@ -115,6 +123,10 @@ class ArchiveProcess:
             task = asyncio.get_running_loop().create_task(self._keep_running(command, self._tasks.copy()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def calls(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the calls of clients and the failed ones, by method, of all processes so far."""
+        return self._former_calls + Counter(self.counts.calls), self._former_failed + Counter(self.counts.failed)
 
     async def wait_until_settled(self) -> None:
         """Wait until it is ready for the first time, or has failed once."""
@@ -168,6 +180,9 @@ class ArchiveProcess:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
         )
+        self._former_calls, self._former_failed = self.calls()
+        self.counts = CallCounts({}, {}, 0)
+        self.starts += 1
         commits: asyncio.Queue[Commit] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         tasks = [
@@ -199,6 +214,8 @@ class ArchiveProcess:
                     commits.put_nowait(message)
                 elif isinstance(message, LogLine):
                     self._on_line(message)
+                elif isinstance(message, CallCounts):
+                    self.counts = message
                 else:
                     self._on_ready(message)
 

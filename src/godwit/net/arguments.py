@@ -29,6 +29,12 @@ def check_text(what: str, value: str) -> None:
         raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
 
 
+def check_flag(what: str, value: object) -> None:
+    """Raise UsageError if an argument is not True or False: a text such as "no" would count as true."""
+    if type(value) is not bool:
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give True or False")
+
+
 def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the path of a file or a folder. Raise UsageError if it is of another type, or not a path."""
     if not isinstance(value, str | os.PathLike):
@@ -115,6 +121,7 @@ def checked_will(will: Will | None) -> Will | None:
         check_properties(will.extension)
     except DecodeError as error:
         raise UsageError(f"the last will is invalid: {error}; make it with godwit.make_will()") from None
+    check_flag("retain of the last will", will.retain)
     if will.qos not in (0, 1, 2):
         raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
     return msgspec.structs.replace(will, payload=payload)

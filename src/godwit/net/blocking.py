@@ -38,11 +38,13 @@ from godwit.net.loop import LoopThread, check_timeout, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
 from godwit.net.replies import MAX_CONCURRENT, AsyncResponder, BlockingResponder, ReplyHandler, RequestOptions
 from godwit.net.runtime import OnState
+from godwit.net.security import Security
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection_state import Statistics
 from godwit.wire.control import ClientInfo, CursorInfo, GroupInfo, RetainHandling, TopicInfo, Will
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
+from godwit.wire.relay import BridgeInfo
 
 _EXIT_TIMEOUT_S: Final = 1.0
 
@@ -61,6 +63,7 @@ def connect(
     send_buffer_bytes: int = SEND_BUFFER_BYTES,
     on_state: OnState | None = None,
     endpoint: EndpointConfig | None = None,
+    security: Security | None = None,
 ) -> BlockingClient:
     """Connect to a broker, and return the client once the broker has accepted the login.
 
@@ -68,8 +71,10 @@ def connect(
             client.publish("home/room1/temperature", b"21.5")
 
     Args:
-        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`; the default port is 50000. Several with commas
-            between them, or in a list: the client uses one that answers, and another one when that is lost.
+        broker: `host`, `host:port`, `[::1]:port`, `udps://host:port` or `udp://host:port`; the default port is 50000.
+            Several with commas between them, or in a list: the client uses one that answers, and another one when that
+            is lost. `udps` connections are sealed, `udp` ones are not; without a scheme all are sealed that leave this
+            machine. `#sha256:...` behind an address is the fingerprint of the broker's key.
         name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
             nothing outlives the connection.
         secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
@@ -81,12 +86,14 @@ def connect(
         on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed; in another
             thread, and not to be used for calls of the client.
         endpoint: Settings of the transport.
+        security: How connections are sealed and brokers verified.
 
     Raises:
         AddressError: The broker's address is invalid, or its host name cannot be resolved.
         UsageError: An option is invalid.
         BrokerUnreachableError: No broker answered, or none accepted the login, within `timeout_s`.
-        BrokerError: The broker refused the login, for example AccessError or NameInUseError.
+        BrokerError: The broker refused the login, for example AccessError or NameInUseError; or SealingError: its key
+            is not the expected one, or it does not seal.
     """
     connecting = connect_async(
         broker,
@@ -99,6 +106,7 @@ def connect(
         send_buffer_bytes=send_buffer_bytes,
         on_state=on_state,
         endpoint=endpoint,
+        security=security,
     )
     return BlockingClient(connecting)
 
@@ -399,6 +407,10 @@ class BlockingClient:
     def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups with their positions. See AsyncClient.groups."""
         return self._thread.call(self._client.groups(timeout_s=timeout_s))
+
+    def bridges(self, *, timeout_s: float | None = None) -> list[BridgeInfo]:
+        """Return the bridges from and to the broker, with their positions. See AsyncClient.bridges."""
+        return self._thread.call(self._client.bridges(timeout_s=timeout_s))
 
     def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
         """Delete a consumer group with its position. See AsyncClient.delete_group."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
 from godwit.broker.topics import check_filter, check_kind, check_topic
@@ -38,6 +38,7 @@ from godwit.net.loop import within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
+    list_bridges,
     list_clients,
     list_cursors,
     list_groups,
@@ -57,6 +58,7 @@ from godwit.net.replies import (
     checked_reply,
 )
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
+from godwit.net.security import Security
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Address
@@ -76,6 +78,7 @@ from godwit.wire.control import (
 )
 from godwit.wire.extension import NO_PROPERTIES
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
+from godwit.wire.relay import BridgeInfo
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -101,9 +104,10 @@ class AsyncClient:
         *,
         on_state: OnState | None = None,
         resolver: BrokerResolver | None = None,
+        securities: Mapping[tuple[str, int], Security] | None = None,
     ) -> None:
         """Begin to connect to one of the addresses. Programs call `connect` instead."""
-        self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver)
+        self._runtime = ClientRuntime(config, addresses, on_state=on_state, resolver=resolver, securities=securities)
         """The client in its event loop. Workers and file transfers use it too."""
         self._request = self._runtime.request
         self._requester: Requester | None = None
@@ -210,8 +214,10 @@ class AsyncClient:
         properties = make_properties(**options) if options else NO_PROPERTIES
         publishers = self._runtime.publishers
         if timeout_s is None:
-            return await publishers.publish(topic, payload, qos=qos, retain=retain, properties=properties)
-        return await publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain, properties=properties)
+            return await publishers.publish(topic, payload, qos=qos, retain=bool(retain), properties=properties)
+        return await publishers.publish_within(
+            timeout_s, topic, payload, qos=qos, retain=bool(retain), properties=properties
+        )
 
     def publisher(
         self,
@@ -252,7 +258,7 @@ class AsyncClient:
             identity=identity,
             epoch=epoch or 0,
             sequence=sequence,
-            retain=retain,
+            retain=bool(retain),
             properties=make_properties(**options) if options else NO_PROPERTIES,
         )
 
@@ -324,7 +330,7 @@ class AsyncClient:
             options: Time limit, QoS, headers and content type; see `RequestOptions`.
 
         Raises:
-            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoResponderError: No client that may reply is subscribed to the topic (QoS 1 and 2).
             NoReplyError: No reply arrived within `timeout_s`; it is a TimeoutError, too.
             RequestFailedError: The handler of the responder failed.
             BrokerError: The broker refused the request, for example AccessError.
@@ -341,7 +347,7 @@ class AsyncClient:
         Args:
             topic: Where responders are subscribed, see `replies`.
             payload: The request, as for `publish`.
-            replies: Return when this many have arrived. None: one from each subscription that the request reached; with
+            replies: Return when this many have arrived. None: one from each responder that the request reached; with
                 QoS 0 one.
             options: See `request`. After `timeout_s` the replies so far are returned, perhaps an empty list.
 
@@ -349,7 +355,7 @@ class AsyncClient:
             The replies. One that reports a failure has the header `godwit-error`.
 
         Raises:
-            NoResponderError: No client is subscribed to the topic (QoS 1 and 2).
+            NoResponderError: No client that may reply is subscribed to the topic (QoS 1 and 2).
             BrokerError: The broker refused the request, for example AccessError.
             UsageError: An argument is invalid.
         """
@@ -573,10 +579,11 @@ class AsyncClient:
             timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
-            TopicError: The topic does not exist, or is in use.
+            TopicError: The name is invalid, or the topic does not exist or is in use.
             AccessError: This client may not delete it.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        check_topic(topic)
         await self._answered(self._request(lambda n: DeleteTopic(request=n, topic=topic), Done), timeout_s)
 
     async def clients(self, *, timeout_s: float | None = None) -> list[ClientInfo]:
@@ -601,8 +608,11 @@ class AsyncClient:
         Raises:
             BrokerError: The client does not exist.
             AccessError: This client may not list the subscriptions of others.
+            UsageError: The name of the client is not a text.
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
+        if client is not None:
+            check_text("the client", client)
         return await self._answered(list_cursors(self._runtime, client), timeout_s)
 
     async def groups(self, *, timeout_s: float | None = None) -> list[GroupInfo]:
@@ -615,6 +625,18 @@ class AsyncClient:
             ReplyTimeoutError: The broker has not answered within `timeout_s`.
         """
         return await self._answered(list_groups(self._runtime), timeout_s)
+
+    async def bridges(self, *, timeout_s: float | None = None) -> list[BridgeInfo]:
+        """Return the bridges from and to the broker, with their positions.
+
+        Args:
+            timeout_s: How long to wait for the broker; None waits for ever.
+
+        Raises:
+            AccessError: This client may not see bridges: it needs the right to kick.
+            ReplyTimeoutError: The broker has not answered within `timeout_s`.
+        """
+        return await self._answered(list_bridges(self._runtime), timeout_s)
 
     async def delete_group(self, group: str, *filters: str, timeout_s: float | None = None) -> None:
         """Delete a consumer group with its position. The subscriptions of its members end.

@@ -14,6 +14,7 @@ from godwit.net.address import Brokers, parse_brokers
 from godwit.net.arguments import check_options, checked_will
 from godwit.net.loop import TimeLimit
 from godwit.net.runtime import BrokerResolver, OnState
+from godwit.net.security import Security, securities_of
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Address
 from godwit.wire.control import Will
@@ -97,6 +98,7 @@ def connect(
     send_buffer_bytes: int = SEND_BUFFER_BYTES,
     on_state: OnState | None = None,
     endpoint: EndpointConfig | None = None,
+    security: Security | None = None,
 ) -> Connecting:
     """Connect to a broker. Use the result with `async with`, or await it and close the client yourself.
 
@@ -104,8 +106,10 @@ def connect(
             await client.publish("home/room1/temperature", b"21.5")
 
     Args:
-        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`; the default port is 50000. Several with commas
-            between them, or in a list: the client uses one that answers, and another one when that is lost.
+        broker: `host`, `host:port`, `[::1]:port`, `udps://host:port` or `udp://host:port`; the default port is 50000.
+            Several with commas between them, or in a list: the client uses one that answers, and another one when that
+            is lost. `udps` connections are sealed, `udp` ones are not; without a scheme all are sealed that leave this
+            machine. `#sha256:...` behind an address is the fingerprint of the broker's key.
         name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
             nothing outlives the connection.
         secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
@@ -116,6 +120,7 @@ def connect(
         send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
         on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed.
         endpoint: Settings of the transport.
+        security: How connections are sealed and brokers verified.
 
     Returns:
         An object that returns the client when it is awaited or entered, once the broker has accepted the login.
@@ -124,7 +129,8 @@ def connect(
         AddressError: The broker's address is invalid, or (when awaited) its host name cannot be resolved.
         UsageError: An option is invalid.
         BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
-        BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
+        BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError; or
+            SealingError: its key is not the expected one, or it does not seal.
     """
     check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
     config = ClientConfig(
@@ -139,6 +145,9 @@ def connect(
     from godwit.net.client import AsyncClient  # it imports this module
 
     resolver = BrokerResolver(parse_brokers(broker))
+    securities = securities_of(broker, security)
     return Connecting(
-        resolver, timeout_s, lambda addresses: AsyncClient(config, addresses, on_state=on_state, resolver=resolver)
+        resolver,
+        timeout_s,
+        lambda addresses: AsyncClient(config, addresses, on_state=on_state, resolver=resolver, securities=securities),
     )

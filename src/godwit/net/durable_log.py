@@ -178,6 +178,11 @@ class ThreadedLog:
     def held_bytes(self) -> int:
         return self._held_bytes
 
+    @property
+    def reads_waiting(self) -> int:
+        """The number of reads and lookups that the reader has not begun."""
+        return self._reader.waiting
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
@@ -240,6 +245,10 @@ class _ReaderThread:
         asker = question.peer
         if asker is not None:
             self._questions.put(asker, question)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._questions)
 
     def end(self) -> None:
         self._ending.set()
@@ -342,6 +351,8 @@ class DurableLog:
         self.last_received_us = self._store.last_received_us
         """When its newest message arrived. The time of the log never goes backwards."""
         self._clock = _LogClock(self._store)
+        self.hold_from: int | None = None
+        """Retention deletes nothing from this offset on. It is read in the writer's thread."""
         self.log = ThreadedLog(
             self._store, reader, wake=wake, on_notice=on_notice, retention=self._retention_step(rules), path=log_path
         )
@@ -366,7 +377,7 @@ class DurableLog:
         self.folder.close()
 
     def _retention_step(self, rules: Sequence[RetentionRule]) -> RetentionStep | None:
-        return _RetentionSteps(self._store, rules, self._clock) if rules else None
+        return _RetentionSteps(self._store, rules, self._clock, lambda: self.hold_from) if rules else None
 
 
 def _open(folder: DataFolder) -> None:
@@ -404,10 +415,17 @@ class _LogClock:
 class _RetentionSteps:
     """Retention in the writer's thread. The Retention is created there too, because it reads the file."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule], clock: _LogClock) -> None:
+    def __init__(
+        self,
+        store: SqliteStore,
+        rules: Sequence[RetentionRule],
+        clock: _LogClock,
+        hold: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rules = rules
         self._clock = clock
+        self._hold = hold
         self._retention: Retention | None = None
         self._settled_bytes = 0
         """The size of the file's content when last nothing was due, or less."""
@@ -418,7 +436,7 @@ class _RetentionSteps:
         Return the deleted messages, or None if nothing was due.
         """
         if self._retention is None:
-            self._retention = Retention(self._store, self._rules)
+            self._retention = Retention(self._store, self._rules, self._hold)
             self._settled_bytes = self._used_bytes()
         now_us = self._clock.at(now_us)
         losing: list[Losing] = []
@@ -453,6 +471,10 @@ class FairQueue(Generic[Item]):
         """The non-empty queues by owner; the next one to serve first."""
         self._changed = threading.Condition()
         self._has_ended = False
+
+    def __len__(self) -> int:
+        with self._changed:
+            return sum([len(queue) for queue in self._queues.values()])
 
     def put(self, owner: Hashable, item: Item) -> None:
         with self._changed:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from godwit.broker.effects import Append, Committed, Failed, Losing, Notice
 from godwit.errors import LogDamagedError, StorageError
 from godwit.limits import KIB, MIB
+from godwit.metrics.distribution import BYTES, COUNTS, SECONDS, Distribution
 from godwit.store.port import Change, Entry, Store
 
 _logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class WritableStore(Store, Protocol):
     def checkpoint(self, *, truncate: bool) -> None: ...
     def extend_wal(self, least_bytes: int) -> bool: ...
     def sync_witness(self) -> None: ...
+    def probe(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -92,6 +94,13 @@ class NewRetention(NamedTuple):
     """Replaces the step of retention."""
 
     retention: RetentionStep | None
+
+
+class _WriteProbe(NamedTuple):
+    """Asks whether the log can be written again."""
+
+
+_PROBE: Final = _WriteProbe()
 
 
 class LogWriter:
@@ -119,7 +128,7 @@ class LogWriter:
         self._answer = answer
         self._clock_us = clock_us
         self._path = path
-        self._queue: SimpleQueue[PendingAppend | NewRetention | None] = SimpleQueue()
+        self._queue: SimpleQueue[PendingAppend | NewRetention | _WriteProbe | None] = SimpleQueue()
         """None ends the thread."""
         self._retention = retention
         self._retention_at = 0.0
@@ -155,6 +164,16 @@ class LogWriter:
         """Why nothing is written any more."""
         self.commits = 0
         """The number of commits so far."""
+        self.commit_seconds = Distribution(SECONDS)
+        self.commit_bytes = Distribution(BYTES)
+        self.commit_messages = Distribution(COUNTS)
+        self.failures = 0
+        """The number of commits that failed."""
+        self.deleted_messages = 0
+        """How many messages retention has deleted."""
+        self.busy_since: float | None = None
+        """When the present commit began; None between commits. Monotonic seconds."""
+        self._is_probe_due = False
         self.has_reported_all = threading.Event()
         """Cleared while messages are being deleted that are not among the answers yet."""
         self.has_reported_all.set()
@@ -170,6 +189,15 @@ class LogWriter:
     def change_retention(self, retention: RetentionStep | None) -> None:
         """Replace the step of retention."""
         self._queue.put(NewRetention(retention))
+
+    def probe(self) -> None:
+        """Try to write to the log if the last append failed: without appends, a recovery would not be noticed."""
+        self._queue.put(_PROBE)
+
+    @property
+    def problem(self) -> str:
+        """Why messages are refused at present; empty if they are not. May be read by any thread."""
+        return self._refusal or (self._failure if self._reported else "")
 
     def end(self) -> None:
         """Commit all pending appends, truncate the write-ahead log, close the store and end. Does not wait for it."""
@@ -205,6 +233,8 @@ class LogWriter:
         while item is not None:
             if isinstance(item, NewRetention):
                 self._retention, self._retention_at = item.retention, 0.0
+            elif isinstance(item, _WriteProbe):
+                self._is_probe_due = True
             else:
                 group.append(item)
                 group_bytes += item.size_bytes
@@ -243,12 +273,15 @@ class LogWriter:
                 return
         entries: list[Entry] = group[0].effect.entries
         changes: list[Change] = group[0].effect.changes
+        self.busy_since = began = time.monotonic()
         try:
             if len(group) > 1:
                 entries = [entry for append in group for entry in append.effect.entries]
                 changes = [change for append in group for change in append.effect.changes]
             offset = self._store.append(entries, changes)
         except Exception as error:  # whatever it is, publishers must be notified, and the thread must continue
+            self.busy_since = None
+            self.failures += 1
             if len(group) > 1 and _is_lasting(error):
                 for append in group:  # one of them is the cause; when it has failed, the ones after it fail too
                     self._commit([append])
@@ -258,6 +291,8 @@ class LogWriter:
         self.commits += 1
         self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
+        self.busy_since = None
+        self._observe(group, entries, now - began)
         if self._reserve_at is not None or self._is_wal_cut:
             self._is_wal_cut = False
             self._reserve_at = now + RESERVING_PAUSE_S
@@ -272,6 +307,11 @@ class LogWriter:
         self._answer(answers)
         if self._reported and entries and self._recovered_at is None:
             self._recovered_at = now + RECOVERED_S
+
+    def _observe(self, group: list[PendingAppend], entries: list[Entry], took_s: float) -> None:
+        self.commit_seconds.observe(took_s)
+        self.commit_bytes.observe(sum([append.size_bytes for append in group]))
+        self.commit_messages.observe(sum([entry.count for entry in entries]))
 
     def _fail(self, group: list[PendingAppend], error: Exception) -> None:
         self._recovered_at = None
@@ -292,6 +332,9 @@ class LogWriter:
         if self._refusal:
             return
         now = time.monotonic()
+        if self._is_probe_due:
+            self._is_probe_due = False
+            self._try_to_write(now)
         if self._reserve_at is not None and now >= self._reserve_at:
             self._reserve_wal()
         if self._recovered_at is not None and now >= self._recovered_at:
@@ -312,6 +355,16 @@ class LogWriter:
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
 
+    def _try_to_write(self, now: float) -> None:
+        """Find out whether a log that could not be written can be written now."""
+        if self._reported and self._recovered_at is None:
+            try:
+                self._store.probe()
+            except Exception as error:
+                _logger.debug("the log still cannot be written", exc_info=error)
+            else:
+                self._recovered_at = now + RECOVERED_S
+
     def _reserve_wal(self) -> None:
         """Lengthen the write-ahead log by a piece. Only speed depends on it, so a full disk is not a problem yet."""
         try:
@@ -325,6 +378,8 @@ class LogWriter:
         self.has_reported_all.clear()
         try:
             lost = retention(self._clock_us())
+            for losing in lost or ():
+                self.deleted_messages += sum([entry.count for _, entry in losing.entries])
             if lost:
                 self._answer(list(lost))
         except Exception as error:

@@ -406,7 +406,7 @@ class MqttListeners:
         if not address.is_websocket:
             return MqttStream(self, None)
         max_bytes = self.protocol.broker.settings.max_message_bytes + 64 * KIB
-        return MqttStream(self, WebSocketStream(address.path, max_bytes))
+        return MqttStream(self, WebSocketStream(address.path, max_bytes, self.protocol.settings.origins))
 
     def reload_certificate(self, certificate: Path, key: Path) -> None:
         """Use a new certificate for new connections.
@@ -421,6 +421,11 @@ class MqttListeners:
     def urls(self) -> list[str]:
         """The addresses as `mqtt://127.0.0.1:1883`."""
         return [f"{where.scheme}://{format_address(address)}{where.path}" for where, address in self.addresses]
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are, with and without a login."""
+        return len(self._streams)
 
     @property
     def unadmitted(self) -> int:

@@ -55,7 +55,7 @@ _LimitKey: TypeAlias = tuple[str, str]
 
 def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:
     """Return a line such as `2026-11-15 10:20:30 sensor-1 connected`. Addresses of broker and archive have no time."""
-    if kind in ("listening", "archive"):
+    if kind in ("listening", "archive", "key", "metrics"):
         return printable(text)
     stamp = datetime.fromtimestamp(epoch_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return f"{stamp} {'WARNING: ' if kind == 'warning' else ''}{printable(text)}"
@@ -117,7 +117,7 @@ class NoticeWriter:
 
     def write(self, kind: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
         """Write a line, or count it if that is not possible. Never waits."""
-        is_own = kind in ("listening", "archive", "warning")
+        is_own = kind in ("listening", "archive", "key", "metrics", "warning")
         if self._is_quiet and not is_own and fields and ("client" in fields or "host" in fields):
             return
         with self._lock:

@@ -31,6 +31,7 @@ from godwit.errors import (
     broker_error,
 )
 from godwit.limits import KIB, MIB
+from godwit.net.arguments import check_flag
 from godwit.net.loop import LoopThread, TimeLimit, check_timeout
 from godwit.wire.extension import NO_PROPERTIES, Properties
 
@@ -239,6 +240,7 @@ class ClientPublishers:
         properties: Properties = NO_PROPERTIES,
     ) -> AsyncPublisher:
         """Return a publisher, see AsyncClient.publisher."""
+        check_flag("retain", retain)
         core = self._core.publisher(topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence)
         return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain, properties=properties)
 
@@ -286,6 +288,7 @@ class ClientPublishers:
         """
         if self._ended is not None:
             raise copy(self._ended)
+        check_flag("retain", retain)
         body = to_bytes(payload)
         extension = extension_for(payload, properties)
         expires_at = None

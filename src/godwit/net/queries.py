@@ -36,6 +36,7 @@ from godwit.wire.jobs import (
     WorkerInfo,
     WorkerList,
 )
+from godwit.wire.relay import BridgeInfo, BridgeList, ListBridges
 
 KEY_BYTES: Final = 12
 """Random bytes in the key of a retried job."""
@@ -101,6 +102,11 @@ async def list_groups(runtime: ClientRuntime) -> list[GroupInfo]:
 
 def _groups(after: str | None, number: int) -> ListGroups:
     return ListGroups(request=number, after=after)
+
+
+async def list_bridges(runtime: ClientRuntime) -> list[BridgeInfo]:
+    """Return the bridges from and to the broker."""
+    return (await runtime.request(lambda number: ListBridges(request=number), BridgeList)).bridges
 
 
 async def list_workers(runtime: ClientRuntime) -> list[WorkerInfo]:

@@ -28,6 +28,7 @@ from godwit.errors import (
     UsageError,
 )
 from godwit.net.loop import LoopThread, TimeLimit, check_timeout
+from godwit.net.subscription import AsyncSubscription
 from godwit.wire.filters import REPLIES
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Requester:
                 )
                 if reached == 0 and not found and arrived.empty():
                     raise NoResponderError(
-                        f"no client is subscribed to {topic!r} now: start one that replies, "
+                        f"no client is subscribed to {topic!r} now that would reply: start one, "
                         f"as `godwit reply {topic} --exec CMD` does"
                     )
                 wanted = replies or reached or 1
@@ -227,7 +228,18 @@ class AsyncResponder:
 
     async def _run(self) -> None:
         try:
-            async with self._client.subscribe(*self.filters, retained="never") as requests:
+            self._client.require_open()
+            async with AsyncSubscription(
+                self._client._runtime,
+                self.filters,
+                start=None,
+                since=None,
+                cursor=None,
+                on_gap=None,
+                keep=None,
+                retained="never",
+                is_responder=True,
+            ) as requests:
                 self._begun.set_result(None)
                 async for request in requests:
                     await self._slots.acquire()

@@ -39,6 +39,7 @@ from godwit.client.events import (
     WorkBufferAvailable,
 )
 from godwit.client.protocol import ClientProtocol, ClientState
+from godwit.client.relay import RelaySender
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import (
     AddressError,
@@ -55,6 +56,7 @@ from godwit.net.driver import ANY_HOST, open_driver
 from godwit.net.jobs import ClientJobs
 from godwit.net.loop import completes, disown_in_children, forked_error
 from godwit.net.publisher import ClientPublishers
+from godwit.net.security import ClientSealer, Security
 from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
@@ -93,10 +95,14 @@ class ClientRuntime:
         *,
         on_state: OnState | None = None,
         resolver: BrokerResolver | None = None,
+        relay: RelaySender | None = None,
+        securities: Mapping[tuple[str, int], Security] | None = None,
     ) -> None:
         """Open the sockets and begin to connect to one of the addresses.
 
-        With a `resolver`, the names of the brokers are resolved again before each further round of attempts.
+        With a `resolver`, the names of the brokers are resolved again before each further round of attempts. `relay` is
+        the bridge that the client is for, if it is for one.
+        `securities`: see godwit.net.security; without it a connection is sealed if it leaves this machine.
         """
         self.last_reason = ""
         """Why the connection was lost, or could not be made, the last time."""
@@ -107,7 +113,10 @@ class ClientRuntime:
         self._families = {family_of(udp.local_address) for udp in self._sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in self._sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
-        self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random())
+        sealer = ClientSealer(securities or {}, self._broker_of, has_secret=bool(config.secret))
+        self.core = core = ClientProtocol(
+            config, entropy=os.urandom, random=random.Random(), relay=relay, sealer=sealer
+        )
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
@@ -152,6 +161,10 @@ class ClientRuntime:
             brokers = None if self._resolver is None else self._resolver.brokers()
             self.core.connect(usable, self.driver.clock(), brokers=brokers)
             self.schedule_flush()
+
+    def _broker_of(self, address: Address) -> tuple[str, int] | None:
+        """Return host and port of the broker that has this address, as the application gave them."""
+        return None if self._resolver is None else self._resolver.brokers().get(address)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -273,6 +286,7 @@ class ClientRuntime:
         cursor: str | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> Subscription:
         """Subscribe, and deliver the events of the returned core to `subscription`."""
@@ -284,6 +298,7 @@ class ClientRuntime:
             cursor=cursor,
             retained=retained,
             no_local=no_local,
+            is_responder=is_responder,
             membership=membership,
         )
         if core in self._subscriptions:
@@ -373,9 +388,12 @@ class ClientRuntime:
     def _on_offline(self, event: Offline) -> None:
         self._reporter.on_offline(event.reason, event.retry_in_s)
         self.last_reason = event.reason
+        self._begin_resolving()
+        self._report_state("offline", event.reason)
+
+    def _begin_resolving(self) -> None:
         if self._resolver is not None and self._resolver.has_names and self._resolving is None:
             self._resolving = self._loop.create_task(self._resolve_again(self._resolver))
-        self._report_state("offline", event.reason)
 
     async def _resolve_again(self, resolver: BrokerResolver) -> None:
         """Resolve the names of the brokers for the next round: their addresses may have changed."""
@@ -390,6 +408,7 @@ class ClientRuntime:
             self._resolving = None
 
     def _on_unanswered(self, event: Unanswered) -> None:
+        self._begin_resolving()  # before the other brokers are tried
         if self._probe is not None:
             self._probe.close()
         try:

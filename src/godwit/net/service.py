@@ -24,13 +24,18 @@ from typing import Any, Final, Protocol
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
 from godwit.install import pip_command
+from godwit.metrics.server import MetricsServer, open_endpoint
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
+from godwit.net.bridge import Bridge, check_bridge
+from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
+from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
+from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
@@ -45,6 +50,8 @@ CLOSE_TIMEOUT_S: Final = 0.5
 """How long a broker that stops repeats its close to clients that have not acknowledged it."""
 ARCHIVE_TIMEOUT_S: Final = 10.0
 """How long the "listening" line waits for the archive's, so that both can be reached when it appears."""
+METRICS_PORT: Final = 9464
+"""The usual port of metrics of programs that have none of their own."""
 _POLL_S: Final = 0.01
 
 _logger = logging.getLogger(__name__)
@@ -113,16 +120,25 @@ class Service:
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
         self._durable: DurableLog | None = None
+        self._security = BrokerSecurity(self.configuration.security, None)
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
+        self._bridges: list[Bridge] = []
+        self._metrics: MetricsServer | None = None
+        self._captures: BrokerCaptures | None = None
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
     @property
     def urls(self) -> list[str]:
-        """Its addresses as `udp://127.0.0.1:50000`, for godwit.connect."""
-        return [f"udp://{format_address(address)}" for address in self.addresses]
+        """Its addresses as `udp://127.0.0.1:50000`, for godwit.connect; `udps` if clients there must seal."""
+        plain = self.configuration.security.plain
+        return [
+            f"{'udp' if plain == 'allow' or (plain == 'loopback' and is_this_machine(address)) else 'udps'}://"
+            f"{format_address(address)}"
+            for address in self.addresses
+        ]
 
     @property
     def archive_url(self) -> str:
@@ -133,6 +149,11 @@ class Service:
     def mqtt_urls(self) -> list[str]:
         """The addresses for MQTT clients as `mqtt://127.0.0.1:1883`."""
         return [] if self._mqtt is None else self._mqtt.urls
+
+    @property
+    def metrics_url(self) -> str:
+        """The address of the metrics endpoint as `http://127.0.0.1:9464`; empty without one."""
+        return "" if self._metrics is None else self._metrics.url
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -159,12 +180,14 @@ class Service:
         try:
             log = self._open_log()
             last_us = 0 if self._durable is None else self._durable.last_received_us
+            self._security = self._open_security([udp.local_address for udp in sockets])
             self.server = Server(
                 self.configuration.settings,
                 log,
                 entropy=os.urandom,
                 now=time.monotonic(),
                 epoch_us=max(self._wall_clock_us(), last_us),  # the system's clock may have been set back since
+                sealer=self._security,
             )
         except BaseException:
             for udp in sockets:
@@ -175,9 +198,11 @@ class Service:
         self.server.broker.add_figures(self.network_figures)
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
+        self._captures = BrokerCaptures(self.server.broker, self._drivers)
         self._update_wall_clock()
         try:
             await self._listen_mqtt()
+            await self._serve_metrics()
         except BaseException:
             await self.stop()
             raise
@@ -185,11 +210,47 @@ class Service:
             self._archive = ArchiveProcess(
                 self._durable.folder.stages_path, import_staged=self._import_staged, on_notice=self._write_notice
             )
+            self._run_bridges(self._durable)
         command = self._run_archive()
         if self._archive is None or command is None:
             self._announce()
         else:
             self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+
+    def _run_bridges(self, durable: DurableLog) -> None:
+        for section in self.configuration.bridges:
+            bridge = Bridge(
+                section,
+                self.server.broker,
+                durable.folder.log_path,
+                on_notice=self._write_notice,
+                wall_clock_us=self._wall_clock_us,
+            )
+            self._bridges.append(bridge)
+        self._hold_retention()
+
+    def _hold_retention(self) -> None:
+        """Let retention wait for the messages that a hub does not have yet, for bridges that want that."""
+        if self._durable is not None:
+            held = [bridge.sender.confirmed or 0 for bridge in self._bridges if bridge.section.hold]
+            self._durable.hold_from = min(held) if held else None
+
+    def _open_security(self, addresses: Sequence[Address]) -> BrokerSecurity:
+        """Return how connections are sealed. If other machines can reach the broker, its key is loaded or made now.
+
+        Raises GodwitError if that fails.
+        """
+        section = self.configuration.security
+        is_remote = not all(map(is_this_machine, addresses))
+        folder = None if self._durable is None else self._durable.folder.path
+        if folder is None and is_remote and section.certificate is None:
+            folder = default_key_folder()
+            if folder is None:
+                self._notices.write("warning", KEY_NOT_STORED, {})
+        security = BrokerSecurity(section, folder)
+        if is_remote or section.plain == "refuse" or section.certificate is not None:
+            security.sealer()
+        return security
 
     def _open_log(self) -> Log:
         configuration = self.configuration
@@ -248,6 +309,17 @@ class Service:
         max_clients = self.configuration.settings.max_clients
         self._mqtt = MqttListeners(self.server, protocol, self._schedule_turn, max_clients)
         await self._mqtt.start(addresses, context)
+
+    async def _serve_metrics(self) -> None:
+        section = self.configuration.metrics
+        if section is None:
+            return
+        host, port = parse_broker(section.listen, default_port=METRICS_PORT)
+        handle = await asyncio.get_running_loop().run_in_executor(None, open_endpoint, host, port)
+        self._metrics = MetricsServer(handle, BrokerMetrics(self._get_parts, section).answers())
+
+    def _get_parts(self) -> BrokerParts:
+        return BrokerParts(self.server, self._drivers, self._mqtt, self._durable, self._archive)
 
     def _schedule_turn(self) -> None:
         for driver in self._drivers:
@@ -316,6 +388,11 @@ class Service:
         for address, url in zip(self.addresses, self.urls, strict=True):
             if not is_loopback(address) and self.configuration.settings.access.is_open:
                 write("warning", open_to_all(url), {"url": url})
+        if self._security.is_loaded:
+            fingerprint = self._security.sealer().identity.fingerprint
+            write("key", f"the broker's key is {fingerprint}", {"fingerprint": fingerprint})
+        if self.configuration.security.plain == "allow" and not all(map(is_this_machine, self.addresses)):
+            write("warning", PLAIN_ALLOWED, {})
         if self._durable is not None:
             write("log", str(self._durable), {"data": str(self._durable.folder.path)})
             for finding in self._durable.findings:
@@ -324,6 +401,11 @@ class Service:
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
         if self._mqtt is not None:
             self._announce_mqtt(self._mqtt)
+        if self._metrics is not None:
+            section, url = self.configuration.metrics, self._metrics.url
+            if section is not None and (section.clients or section.topics) and not is_local(section.listen):
+                write("warning", names_in_metrics(url), {"url": url})
+            write("metrics", f"metrics on {url}/metrics", {"url": url})
 
     def _announce_mqtt(self, mqtt: MqttListeners) -> None:
         access = self.configuration.settings.access
@@ -343,12 +425,20 @@ class Service:
         if self._announcing is not None:
             self._announcing.cancel()
         self._log_drops()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
+        if self._captures is not None:
+            self._captures.close()
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None
         mqtt, self._mqtt = self._mqtt, None
+        bridges, self._bridges = self._bridges, []
         if mqtt is not None:
             mqtt.stop_listening()
+        for bridge in bridges:
+            await bridge.close()
         async with AsyncExitStack() as rest:  # runs the callbacks in reverse order, each even if others fail
             for driver in drivers:
                 rest.callback(driver.close)
@@ -398,7 +488,23 @@ class Service:
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
         self._reload_mqtt(configuration)
-        self.configuration = replace(configuration, listen=former.listen, data=former.data, mqtt=former.mqtt)
+        if configuration.bridges != former.bridges:
+            self._notices.write("warning", "other bridges need a restart of the broker", {})
+        if configuration.metrics != former.metrics:
+            self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
+        try:
+            self._security.reload(configuration.security)
+        except GodwitError as error:
+            self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
+            configuration = replace(configuration, security=former.security)
+        self.configuration = replace(
+            configuration,
+            listen=former.listen,
+            data=former.data,
+            mqtt=former.mqtt,
+            bridges=former.bridges,
+            metrics=former.metrics,
+        )
         self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
@@ -430,6 +536,7 @@ class Service:
     def _update_wall_clock(self) -> None:
         """Set the server's wall clock, once a second. The server ignores a time that is earlier than before."""
         self.server.set_wall_clock(time.monotonic(), self._wall_clock_us())
+        self._hold_retention()
         loop = asyncio.get_running_loop()
         self._wall_clock_timer = loop.call_later(WALL_CLOCK_INTERVAL_S, self._update_wall_clock)
 
@@ -473,6 +580,10 @@ class Service:
         """Run a turn of the server for the answers of the log, and send its output."""
         for driver in self._drivers:
             driver.flush()
+        if self._bridges:
+            for bridge in self._bridges:
+                bridge.on_committed(self.server.broker.end_offset)
+            self._hold_retention()
         imported = self.server.imported
         while imported and self._archive is not None:
             self._archive.answer(imported.pop(0))
@@ -493,6 +604,12 @@ def _check(configuration: Configuration) -> None:
     if configuration.mqtt is not None:
         for text in configuration.mqtt.listen:
             parse_mqtt_address(text)
+    for section in configuration.bridges:
+        check_bridge(section)
+    if configuration.bridges and configuration.data is None:
+        raise UsageError("a bridge sends messages of a log on disk: give data under [log], or --data")
+    if configuration.metrics is not None:
+        parse_broker(configuration.metrics.listen, default_port=METRICS_PORT)
 
 
 async def serve(
@@ -597,6 +714,24 @@ def mqtt_without_tls(url: str) -> str:
         f"{url} can be reached from other machines and has no TLS, so that passwords of MQTT clients are sent without "
         "encryption: use tls:// with certificate and key under [mqtt], or listen on 127.0.0.1 only"
     )
+
+
+def names_in_metrics(url: str) -> str:
+    """Return the warning of a metrics endpoint that shows names to other machines."""
+    return (
+        f"{url} can be reached from other machines and shows names of clients or topics: "
+        "let it listen on 127.0.0.1 only, or leave out clients and topics under [metrics] in the configuration"
+    )
+
+
+KEY_NOT_STORED: Final = (
+    "this broker has no data folder and cannot write to the user's own, so its key is new after each start and clients "
+    "will refuse it: give a data folder, or certificate and key under [security]"
+)
+PLAIN_ALLOWED: Final = (
+    'clients of other machines may connect without sealing, because plain is "allow" under [security]: every machine '
+    "on the way reads and changes their messages; leave the key out unless the network is trusted"
+)
 
 
 def is_local(listen: str) -> bool:

@@ -17,6 +17,7 @@ from godwit.client.events import Available, Missed, SubscriptionEnded, Subscript
 from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
+from godwit.net.arguments import check_flag
 from godwit.net.loop import LoopThread, check_timeout, within
 from godwit.wire.control import RetainHandling
 
@@ -50,6 +51,11 @@ def to_microseconds(since: Since | None) -> int | None:
     return since
 
 
+def _check_offset(offset: int | None) -> None:
+    if offset is not None and (type(offset) is not int or offset < 0):
+        raise UsageError(f"offset is {offset!r}: give the offset of a message, or None for the one after the last")
+
+
 class AsyncSubscription:
     """An async iterator over the messages that match the filters, in order. Made by `AsyncClient.subscribe`.
 
@@ -77,10 +83,14 @@ class AsyncSubscription:
         keep: bool | None,
         retained: RetainHandling | None = None,
         no_local: bool = False,
+        is_responder: bool = False,
         membership: Membership | None = None,
     ) -> None:
         if membership is not None and (keep or cursor is not None):
             raise UsageError("a group has a position of its own: leave out keep and cursor")
+        check_flag("no_local", no_local)
+        if keep is not None:
+            check_flag("keep", keep)
         if on_gap is not None and not callable(on_gap):
             raise UsageError(f"on_gap is of the type {type(on_gap).__name__}: give a function")
         self.filters = filters
@@ -91,9 +101,10 @@ class AsyncSubscription:
         self._cursor = cursor
         self._retained = retained
         self._no_local = no_local
+        self._is_responder = is_responder
         self._membership = membership
         self._on_gap = on_gap
-        self._keep = cursor is not None if keep is None else keep
+        self._keep = cursor is not None if keep is None else bool(keep)
         self._core: Subscription | None = None
         self._failure: GodwitError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -136,6 +147,7 @@ class AsyncSubscription:
             cursor=self._cursor,
             retained=self._retained,
             no_local=self._no_local,
+            is_responder=self._is_responder,
             membership=self._membership,
         )
         try:
@@ -167,7 +179,11 @@ class AsyncSubscription:
 
         Args:
             offset: Where a kept subscription resumes. By default after the last message that was returned.
+
+        Raises:
+            UsageError: The offset is invalid.
         """
+        _check_offset(offset)
         if (core := self._leave()) is not None:
             done_below = self._reached(offset)
             await self._runtime.leave_subscription(
@@ -342,8 +358,7 @@ class AsyncSubscription:
             BrokerError: The broker refused the commit.
             ReplyTimeoutError: The broker has not confirmed it within `timeout_s`.
         """
-        if offset is not None and (type(offset) is not int or offset < 0):
-            raise UsageError(f"offset is {offset!r}: give the offset of a message, or None for the one after the last")
+        _check_offset(offset)
         if self._core is None or self._cursor is None:
             raise UsageError("only a subscription with a cursor can be committed: subscribe(..., cursor='name')")
         await within(

@@ -153,8 +153,10 @@ class Task:
             note: A text for the controller.
 
         Raises:
-            UsageError: The fraction is not between 0 and 1.
+            UsageError: The fraction is not between 0 and 1, or the note is not a text.
         """
+        if not isinstance(note, str):
+            raise UsageError(f"the note is of the type {type(note).__name__}: give a text (str)")
         if fraction is not None:
             if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
                 raise UsageError(f"progress is {fraction!r}: it must be between 0 and 1")
@@ -500,7 +502,7 @@ class TaskExecutor:
 
     def _on_failed(self, task: Task, error: BaseException) -> None:
         if task._lease in self._tasks:
-            is_final = isinstance(error, TaskFailedError) and error.final
+            is_final = isinstance(error, TaskFailedError) and bool(error.final)
             if isinstance(error, TaskFailedError):
                 _logger.info("%r failed: %s", task, failure_text(error))
             else:

@@ -34,6 +34,9 @@ T = TypeVar("T")
 _HOURS: Final = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([hdwy])")
 _HEADER: Final = re.compile(r"\s*\[\[?([^\[\]]+)\]")
+_CONTENT_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+")
+_SELECTION: Final = ("filter", "content_type", "decoder")
+"""The keys of an entry that are not options of its decoder."""
 _HINT: Final = 'write [[pipeline.decoder]], then filter = "..." and decoder = "..."'
 
 
@@ -118,16 +121,23 @@ def rules_of(content: dict[str, Any]) -> tuple[DecoderRule, ...]:
         raise PipelineError(f"pipeline.decoder is not a list of tables: {_HINT}")
     rules = []
     for number, entry in enumerate(entries, 1):
-        filter, decoder = entry.get("filter"), entry.get("decoder")
+        content_type = entry.get("content_type")
+        filter, decoder = entry.get("filter", None if content_type is None else "#"), entry.get("decoder")
         if not isinstance(filter, str) or not isinstance(decoder, str):
             raise PipelineError(f"entry {number} of pipeline.decoder lacks a filter or a decoder: {_HINT}")
+        is_type = isinstance(content_type, str) and _CONTENT_TYPE.fullmatch(content_type) is not None
+        if content_type is not None and not is_type:
+            raise PipelineError(
+                f"entry {number} of pipeline.decoder: {content_type!r} is not a content type; write it without "
+                'parameters, as "text/csv"'
+            )
         if not _is_filter(filter):
             raise PipelineError(
                 f"entry {number} of pipeline.decoder: {filter!r} is not a filter; use + for one level, * for some, and "
                 "# at the end for all that remain"
             )
-        options = {name: value for name, value in entry.items() if name not in ("filter", "decoder")}
-        rules.append(DecoderRule(filter, decoder, options))
+        options = {name: value for name, value in entry.items() if name not in _SELECTION}
+        rules.append(DecoderRule(filter, decoder, options, content_type))
     return tuple(rules)
 
 

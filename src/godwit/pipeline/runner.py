@@ -167,6 +167,8 @@ class TablesWriter:
         self._planner = StreamReader(options, tuple(ALL_COLUMNS.names), max(1, spark.sparkContext.defaultParallelism))
         self._checkpoint: Checkpoint | None = None
         """None before the first step."""
+        self._added: dict[str, int] = {}
+        """Rows that the last step added, by table."""
 
     def step(self) -> StepResult:
         """Write the messages that are new in the logs, up to the limits of a step."""
@@ -183,7 +185,7 @@ class TablesWriter:
         position = Position(position.offsets, position.gaps, {}, position.epochs)
         self._checkpoint = self._store(self._checkpoint.batch + 1, position, firsts)
         self._maintain()
-        return StepResult(rows, self._behind(position))
+        return StepResult(rows, self._behind(position), self._added)
 
     def _maintain(self, *, is_idle: bool = False) -> None:
         for table in (*self._tables.values(), self._definitions.table):
@@ -208,11 +210,14 @@ class TablesWriter:
             task = RangeWriter(self._planner, partitions, targets, BatchDecoder(decoding).split)
             numbers = self._spark.sparkContext.parallelize(range(len(partitions)), len(partitions))
             results = numbers.map(task).collect()
+        self._added = {}
         for kind, table in self._tables.items():
             known = {log: table.watermark(log) for log in ends}
             new_ends = {log: end for log, end in ends.items() if (at := known[log]) is None or end > at}
             if new_ends:
-                table.append_files([file for one in results if (file := one["files"][kind])], new_ends)
+                files = [file for one in results if (file := one["files"][kind])]
+                table.append_files(files, new_ends)
+                self._added[table.spec.name] = sum(file["rows"] for file in files)
         return sum(one["rows"] for one in results)
 
     def _defining_messages(self, partitions: Sequence[LogPartition]) -> Iterator[DecoderMessage]:

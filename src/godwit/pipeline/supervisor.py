@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -33,6 +33,8 @@ class BatchProgress:
     took_s: float
     lag: int
     """Messages beyond it in the logs; for gold, in bronze and silver."""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """Rows that it added, by table; of the query `tables` only."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class StepResult:
     """Messages that were processed; 0 if there was nothing to do."""
     behind: int
     """Messages that were there when the step began and are still to be processed."""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """Rows that were added, by table."""
 
 
 class StepQuery:
@@ -147,7 +151,9 @@ class StepQuery:
                 ended_at = time.monotonic()
                 if result.messages:
                     took_s = ended_at - began_at
-                    self._done.append(BatchProgress(self._name, self._steps, result.messages, took_s, result.behind))
+                    self._done.append(
+                        BatchProgress(self._name, self._steps, result.messages, took_s, result.behind, result.tables)
+                    )
                     self._steps += 1
                 if is_last and not result.behind:
                     return

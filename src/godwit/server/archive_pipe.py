@@ -1,6 +1,6 @@
 """The messages between the broker and its archive process, over the pipes that the archive was started with.
 
-    archive -> broker   standard output   Ready once, LogLine, Commit
+    archive -> broker   standard output   Ready once, LogLine, Commit; CallCounts, at most once a second
     broker -> archive   standard input    CommitDone for each Commit; end of file: the broker has ended
 
 A message is its length (u32, big endian) and a JSON object with the field `kind`. Staged messages are not sent here: a
@@ -56,7 +56,18 @@ class LogLine(msgspec.Struct, frozen=True, tag_field="kind", tag="log"):
     text: str
 
 
-FromArchive: TypeAlias = Ready | Commit | LogLine
+class CallCounts(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
+    """How many calls clients have made since the archive was started."""
+
+    calls: dict[str, int]
+    """By method."""
+    failed: dict[str, int]
+    """Those of them that ended with an error, by method."""
+    active: int
+    """Streams and uploads under way."""
+
+
+FromArchive: TypeAlias = Ready | Commit | LogLine | CallCounts
 
 # -- broker -> archive ------------------------------------------------------------------------------------------------
 

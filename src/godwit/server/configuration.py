@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_lik
 from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
-from godwit.limits import KIB, MIB
+from godwit.limits import KIB, MAX_RELAY_FILTERS, MAX_RELAY_FILTERS_BYTES, MIB
 from godwit.mqtt.connection import MqttSettings
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import RetentionRule
@@ -33,6 +33,7 @@ SHORT_SECRET_BYTES: Final = 12
 MIN_AGE_S: Final = 1.0
 MIN_LOG_BYTES: Final = MIB
 """A block may be this long, and nothing smaller is deleted."""
+MAX_METRIC_SERIES: Final = 100_000
 
 _AGES_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
 _THOUSANDS_BYTES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
@@ -41,8 +42,11 @@ WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 Quantity: TypeAlias = float | str
 """A number, or a text with a unit."""
 
+_BRIDGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DEFAULTS: Final = Settings()
 _MQTT_DEFAULTS: Final = MqttSettings()
+_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
+"""The origin of a page, as a browser sends it; pages of files have `null`."""
 _MQTT_BOUNDS: Final = {
     "receive_maximum": (1, 65_535),
     "topic_alias_maximum": (0, 65_535),
@@ -83,6 +87,50 @@ class MqttSection:
     """Clients must have a certificate of this authority."""
 
 
+PlainMode: TypeAlias = Literal["loopback", "allow", "refuse"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecuritySection:
+    """How connections of clients are sealed."""
+
+    plain: PlainMode = "loopback"
+    """Which clients may connect without sealing: those on the broker's machine, all, or none."""
+    certificate: Path | None = None
+    """A PEM file; None for a certificate that the broker makes itself and stores in its data folder."""
+    key: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeSection:
+    """A bridge: messages of this broker's log are sent to a hub."""
+
+    name: str
+    """The link: the name of this broker's client at the hub."""
+    hub: str
+    """HOST:PORT of the hub, several with commas between them."""
+    filters: tuple[str, ...] = ("#",)
+    prefix: str = ""
+    """Put before every topic. Empty, or one or more levels with a slash at the end."""
+    secret: bytes = field(default=b"", repr=False)
+    hold: bool = False
+    """Whether retention waits for messages that the hub does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsSection:
+    """The metrics endpoint of a broker."""
+
+    listen: str
+    """HOST:PORT, for HTTP."""
+    clients: tuple[str, ...] = ()
+    """Clients with series of their own; * matches any characters and ? one."""
+    topics: tuple[str, ...] = ()
+    """Filters for topics with series of their own."""
+    max_series: int = 1000
+    """Maximum of clients, and of topics, with series of their own."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """The configuration of a broker."""
@@ -98,6 +146,11 @@ class Configuration:
     """The archive of a log that has a folder."""
     mqtt: MqttSection | None = None
     """None: no MQTT."""
+    bridges: tuple[BridgeSection, ...] = ()
+    """Bridges of a log that has a folder."""
+    metrics: MetricsSection | None = None
+    """None: no metrics endpoint."""
+    security: SecuritySection = field(default_factory=SecuritySection)
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -208,6 +261,14 @@ class ArchiveFileSection(_Section):
     key: str | None = None
 
 
+class SecurityFileSection(_Section):
+    """[security]"""
+
+    plain: PlainMode = "loopback"
+    certificate: str | None = None
+    key: str | None = None
+
+
 class MqttFileSection(_Section):
     """[mqtt]"""
 
@@ -223,6 +284,28 @@ class MqttFileSection(_Section):
     log_qos_0: bool = _MQTT_DEFAULTS.log_qos_0
     user_from_certificate: bool = _MQTT_DEFAULTS.user_from_certificate
     response_information: str = _MQTT_DEFAULTS.response_information
+    origins: list[str] = []
+
+
+class BridgeFileSection(_Section):
+    """[[bridge]]"""
+
+    name: str
+    hub: str
+    filters: list[str] = msgspec.field(default_factory=lambda: ["#"])
+    prefix: str = ""
+    secret: str | None = None
+    secret_file: str | None = None
+    hold: bool = False
+
+
+class MetricsFileSection(_Section):
+    """[metrics]"""
+
+    listen: str
+    clients: list[str] = []
+    topics: list[str] = []
+    max_series: int = 1000
 
 
 class ConfigurationFile(_Section):
@@ -237,6 +320,9 @@ class ConfigurationFile(_Section):
     log: LogSection = msgspec.field(default_factory=LogSection)
     archive: ArchiveFileSection = msgspec.field(default_factory=ArchiveFileSection)
     mqtt: MqttFileSection | None = None
+    bridge: list[BridgeFileSection] = []
+    metrics: MetricsFileSection | None = None
+    security: SecurityFileSection = msgspec.field(default_factory=SecurityFileSection)
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
@@ -278,6 +364,9 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         retention=_retention(file.log, source),
         archive=_archive(file.archive, source, folder),
         mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
+        bridges=_bridges(file.bridge, source, read_secret),
+        metrics=None if file.metrics is None else _metrics(file.metrics, source),
+        security=_security(file.security, source, folder),
         warnings=warnings,
     )
 
@@ -331,7 +420,7 @@ def _topics(file: ConfigurationFile, source: ConfigurationSource) -> dict[str, A
     }
 
 
-def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], None]) -> None:
+def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], object]) -> None:
     try:
         check(value)
     except (BadTopicError, BadFilterError) as error:
@@ -447,6 +536,16 @@ def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: P
     )
 
 
+def _security(section: SecurityFileSection, source: ConfigurationSource, folder: Path) -> SecuritySection:
+    if (section.certificate is None) != (section.key is None):
+        raise source.error(("security",), "security has only one of certificate and key: give both, or none")
+    return SecuritySection(
+        plain=section.plain,
+        certificate=_path(source, ("security", "certificate"), section.certificate, folder),
+        key=_path(source, ("security", "key"), section.key, folder),
+    )
+
+
 def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -> MqttSection:
     def path(key: str, text: str | None) -> Path | None:
         return _path(source, ("mqtt", key), text, folder)
@@ -461,16 +560,37 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         text = "mqtt.user_from_certificate needs client_ca: the authority that signs the certificates of clients"
         raise source.error(("mqtt", "user_from_certificate"), text)
     _check_response_information(section, source)
+    for origin in section.origins:
+        if not _ORIGIN.fullmatch(origin):
+            text = f'mqtt.origins has {origin!r}: write an origin as "https://dashboard.example", or "*" for all pages'
+            raise source.error(("mqtt", "origins"), text)
+    settings = MqttSettings(**{name: getattr(section, name) for name in MqttSettings.__struct_fields__})
     for name, (low, high) in _MQTT_BOUNDS.items():
         value = getattr(section, name)
         if not low <= value <= high:
             raise source.error(("mqtt", name), f"mqtt.{name} is {value}: it must lie between {low} and {high}")
     return MqttSection(
         listen=tuple(section.listen),
-        settings=MqttSettings(**{name: getattr(section, name) for name in MqttSettings.__struct_fields__}),
+        settings=msgspec.structs.replace(settings, origins=tuple([one.lower() for one in section.origins])),
         certificate=path("certificate", section.certificate),
         key=path("key", section.key),
         client_ca=path("client_ca", section.client_ca),
+    )
+
+
+def _metrics(section: MetricsFileSection, source: ConfigurationSource) -> MetricsSection:
+    if not section.listen:
+        raise source.error(("metrics", "listen"), 'metrics.listen is empty: give an address, as in "127.0.0.1:9464"')
+    for pattern in section.topics:
+        _check(source, ("metrics", "topics"), pattern, check_filter)
+    if not 1 <= section.max_series <= MAX_METRIC_SERIES:
+        text = f"metrics.max_series is {section.max_series}: it must lie between 1 and {MAX_METRIC_SERIES}"
+        raise source.error(("metrics", "max_series"), text)
+    return MetricsSection(
+        listen=section.listen,
+        clients=tuple(section.clients),
+        topics=tuple(section.topics),
+        max_series=section.max_series,
     )
 
 
@@ -482,6 +602,63 @@ def _check_response_information(section: MqttFileSection, source: ConfigurationS
     except BadTopicError as error:
         key = ("mqtt", "response_information")
         raise source.error(key, f"mqtt.response_information is not the beginning of a topic: {error}") from None
+
+
+# -- bridges ----------------------------------------------------------------------------------------------------------
+
+
+def _bridges(
+    sections: list[BridgeFileSection], source: ConfigurationSource, read_secret: Callable[[str], bytes]
+) -> tuple[BridgeSection, ...]:
+    found: dict[str, BridgeSection] = {}
+    for number, section in enumerate(sections):
+        key: KeyPath = ("bridge", number)
+        if not _BRIDGE_NAME.fullmatch(section.name):
+            text = f"{label((*key, 'name'))} is not the name of a bridge: use up to 64 letters, digits, - _ and ."
+            raise source.error((*key, "name"), text)
+        if section.name in found:
+            text = f"{label((*key, 'name'))}: {section.name} occurs twice: give each bridge a name of its own"
+            raise source.error((*key, "name"), text)
+        if section.secret is not None and section.secret_file is not None:
+            raise source.error(key, f"{label(key)} has secret and secret_file: give one of them")
+        secret = b""
+        if section.secret is not None:
+            secret = section.secret.encode()
+        elif section.secret_file is not None:
+            try:
+                secret = secret_in(read_secret(section.secret_file))
+            except OSError as error:
+                text = f"{label((*key, 'secret_file'))}: cannot read {shown(section.secret_file)}"
+                raise source.error((*key, "secret_file"), f"{text} ({error.strerror or error}); check it") from error
+        prefix = f"{section.prefix.rstrip('/')}/" if section.prefix else ""
+        found[section.name] = BridgeSection(
+            name=section.name,
+            hub=section.hub,
+            filters=_bridge_filters(section, key, source, prefix),
+            prefix=prefix,
+            secret=secret,
+            hold=section.hold,
+        )
+    return tuple(found.values())
+
+
+def _bridge_filters(
+    section: BridgeFileSection, key: KeyPath, source: ConfigurationSource, prefix: str
+) -> tuple[str, ...]:
+    at = (*key, "filters")
+    if prefix:
+        _check(source, (*key, "prefix"), prefix.rstrip("/"), check_topic)
+    for text in section.filters:
+        _check(source, at, text, check_filter)
+        _check(source, at, prefix + text, check_filter)
+    if any(text.startswith(RESERVED) for text in (*section.filters, prefix)):
+        raise source.error(at, f"{label(at)}: topics that begin with $ are a broker's own: leave them out")
+    size_bytes = sum(len((prefix + text).encode()) for text in section.filters)
+    if not 1 <= len(section.filters) <= MAX_RELAY_FILTERS or size_bytes > MAX_RELAY_FILTERS_BYTES:
+        text = f"{len(section.filters)} filters, {size_bytes} bytes with the prefix"
+        limit = f"give 1 to {MAX_RELAY_FILTERS}, of at most {MAX_RELAY_FILTERS_BYTES} bytes"
+        raise source.error(at, f"{label(at)}: {text}: {limit}")
+    return tuple(dict.fromkeys(section.filters))
 
 
 def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:

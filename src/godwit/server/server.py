@@ -23,6 +23,7 @@ from godwit.transport.admission import ReceiveBudget
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Train
+from godwit.transport.sealing import Sealer
 
 
 class ServerProtocol(Protocol):
@@ -56,9 +57,14 @@ class Server:
         entropy: Callable[[int], bytes],
         now: float,
         epoch_us: int,
+        sealer: Sealer | None = None,
     ) -> None:
-        """`now`: monotonic seconds; `epoch_us`: the wall clock at that time. `entropy` returns random bytes."""
+        """`now`: monotonic seconds; `epoch_us`: the wall clock at that time. `entropy` returns random bytes.
+
+        `sealer`: how connections are sealed; None: all are plain.
+        """
         self._entropy = entropy
+        self._sealer = sealer
         self._budget = ReceiveBudget(entropy)
         self._now = now
         self._wall_us = 0
@@ -95,7 +101,7 @@ class Server:
 
     def listen(self, config: EndpointConfig, kind: type[Endpoint] = Endpoint) -> Listener:
         """Add a socket; `config` describes its kernel buffers and the limits, see endpoint_config."""
-        endpoint = kind(config, entropy=self._entropy, budget=self._budget)
+        endpoint = kind(config, entropy=self._entropy, budget=self._budget, sealer=self._sealer)
         self.native.endpoints.append(endpoint)
         listener = Listener(self, endpoint)
         self.listeners.append(listener)

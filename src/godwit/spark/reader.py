@@ -64,9 +64,11 @@ PROPERTIES: Final = StructType(
         StructField("reply_to", StringType()),
         StructField("correlation", BinaryType()),
         StructField("expires", TimestampType()),
+        StructField("origin_log", StringType()),
+        StructField("origin_offset", LongType()),
     ]
 )
-"""The columns that the option includeHeaders adds. An archive of version 0.5 does not have them: they are null then."""
+"""The columns that the option includeHeaders adds. An older archive does not have all of them: they are null then."""
 ALL_COLUMNS: Final = StructType([*SCHEMA.fields, *PROPERTIES.fields])
 _NULLS: Final[dict[str, pa.DataType]] = {
     "headers": pa.map_(pa.string(), pa.string()),
@@ -74,6 +76,8 @@ _NULLS: Final[dict[str, pa.DataType]] = {
     "reply_to": pa.string(),
     "correlation": pa.binary(),
     "expires": pa.timestamp("us", "UTC"),
+    "origin_log": pa.string(),
+    "origin_offset": pa.int64(),
 }
 BROKER: Final = "broker"
 Infos: TypeAlias = dict[str, dict[str, Any]]

@@ -16,7 +16,7 @@ would delete everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -116,7 +116,10 @@ class _BlockPart(msgspec.Struct, frozen=True, gc=False):
 class Retention:
     """The retention of one store, to be used in the writer's thread."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule]) -> None:
+    def __init__(
+        self, store: SqliteStore, rules: Sequence[RetentionRule], hold: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`hold` returns an offset from which on nothing is deleted, whatever is due; None for no such offset."""
         named = [rule for rule in rules if rule.pattern is not None]
         wide = [rule for rule in rules if rule.pattern is None] or [RetentionRule()]
         if len(wide) > 1:
@@ -134,6 +137,7 @@ class Retention:
         self._counts = any(rule.max_bytes is not None for rule in named)
         self._turn = 0
         self._has_floors = False
+        self._hold = hold
 
     def step(self, now_us: int) -> list[Deletion] | None:
         """Delete what is due in one small transaction.
@@ -191,8 +195,11 @@ class Retention:
         cursor = self._cursors[index]
         deleted_bytes = rewritten_bytes = 0
         newest = self._newest()
+        held = self._hold()
         spans, is_all = self._spans(cursor)
         for span in spans:
+            if held is not None and span.row.end_offset > held:
+                return due, cursor
             is_old = span.row.until_us + age_us <= now_us
             if not is_old and (excess_bytes <= 0 or span.row.first_offset == newest):
                 self._due_us[index] = span.row.until_us + age_us
@@ -249,9 +256,10 @@ class Retention:
         """Delete the oldest blocks until the file fits the limit or the step is long enough."""
         parts: list[_BlockPart] = []
         newest = self._newest()
+        held = self._hold()
         with self._store.transaction():
             for span in self._spans(0)[0]:
-                if span.row.first_offset == newest:
+                if span.row.first_offset == newest or (held is not None and span.row.end_offset > held):
                     break
                 self._connection.execute(QUERIES["delete_block"], (span.row.first_offset,))
                 parts.append(span)

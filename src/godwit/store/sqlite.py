@@ -286,6 +286,11 @@ class SqliteStore:
         finally:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
+    def probe(self) -> None:
+        """Write to the file without changing anything. Raise StorageError if that fails."""
+        with self.transaction() as connection:
+            connection.pragma("user_version", connection.pragma("user_version"))
+
     def sync_witness(self) -> None:
         """Sync the record of the last commit. To be called once a second while there are commits."""
         with translate_errors(self.path, "written"):

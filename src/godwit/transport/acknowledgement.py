@@ -92,7 +92,8 @@ class Acknowledger:
 
     __slots__ = (
         "_at_once", "_forgotten", "_largest_at", "_last_frame_at", "_max_unacknowledged", "_received",
-        "_reported_below", "_reported_numbers", "_unacknowledged", "due_at", "largest", "packets",
+        "_reported_below", "_reported_numbers", "_unacknowledged", "due_at", "largest", "largest_reported",
+        "packets",
     )  # fmt: skip
 
     def __init__(self, *, at_once: bool, max_unacknowledged: int) -> None:
@@ -111,6 +112,8 @@ class Acknowledger:
         self._unacknowledged = 0
         self._largest_at = 0.0
         self.largest = -1
+        self.largest_reported = -1
+        """The largest number that an acknowledgement has reported."""
         self.packets = 0
         """The number of packets received, without repeats."""
         self.due_at: float | None = None
@@ -197,7 +200,7 @@ class Acknowledger:
         control_keys = self._reported_numbers
         if len(control_keys) == MAX_REPORTS:
             self._reported_below = control_keys.pop(0)
-        largest = self.largest
+        largest = self.largest_reported = self.largest
         control_keys.append(largest)
         delay_us = int((now - self._largest_at) * 1e6)
         if not 0 <= delay_us <= _MASK:
@@ -221,5 +224,6 @@ class Acknowledger:
         if len(self._reported_numbers) == MAX_REPORTS:
             self._reported_below = self._reported_numbers.pop(0)
         self._reported_numbers.append(self.largest)
+        self.largest_reported = self.largest
         delay_us = min(max(int((now - self._largest_at) * 1e6), 0), _MASK)
         return AckFrame(delay_us, ranges, None if next_position is None else next_position & _MASK)

@@ -19,7 +19,7 @@ from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake
 from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
 from godwit.transport.arq import SelectiveRepeat
-from godwit.transport.connection_state import Components, Statistics
+from godwit.transport.connection_state import Components, Statistics, TransportTotals
 from godwit.transport.events import (
     Address,
     ChannelConfirmed,
@@ -36,6 +36,7 @@ from godwit.transport.events import (
 )
 from godwit.transport.fast_path import KIND_AT, NOT_HANDLED, ONLY_ACK, FastReceiver, FastSender
 from godwit.transport.path import PathMigration
+from godwit.transport.protection import PacketProtection
 from godwit.transport.receive_channels import LimitError, NotAdmittedError
 from godwit.transport.receiver import PacketReceiver, ReceivedFrames
 from godwit.transport.timers import ClosingState, ConnectionTimers, IdleTimer
@@ -135,9 +136,25 @@ class Connection:
         else:
             self._awake.appendleft(self)
 
-    def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
-        """Open the connection: the handshake is complete."""
+    def establish(
+        self,
+        *,
+        peer_id: int,
+        peer: Parameters,
+        key: bytes,
+        round_trip_s: float | None,
+        now: float,
+        protection: PacketProtection | None = None,
+        token: bytes = b"",
+    ) -> None:
+        """Open the connection: the handshake is complete.
+
+        `protection`: the keys of a sealed connection. `token`: what a server sends to a client on it to prove resets.
+        """
         self.state = ConnectionState.OPEN
+        self._components.protection = protection
+        if token:
+            self._components.control_frames.send_token(token)
         config = self._components.config
         idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
         self._idle_timer = IdleTimer(
@@ -301,7 +318,7 @@ class Connection:
             else:
                 taken = short.handle_packet(packet, self, now, self._events)
         if taken is NOT_HANDLED:
-            self.handle_packets(packet, 0, len(packet), address, now)
+            Connection.handle_packets(self, packet, 0, len(packet), address, now)  # a subclass has opened it already
             return
         idle_timer = self._idle_timer
         idle_timer.packets += 1
@@ -358,7 +375,12 @@ class Connection:
         return None if challenge is None else self._lone(*challenge)
 
     def _lone(self, address: Address, frame: bytes) -> Train:
-        packet = encode_packet(self._components.peer_id, self._transmitter.number(), frame)
+        number = self._transmitter.number()
+        protection = self._components.protection
+        if protection is None:
+            packet = encode_packet(self._components.peer_id, number, frame)
+        else:
+            packet = protection.seal_frames(frame, number)
         return Train(address, packet, len(packet))
 
     def next_timer(self) -> float | None:
@@ -402,8 +424,8 @@ class Connection:
             self._end(ConnectionState.DRAINING, now, close.code, close.reason, "peer")
         elif self._migration.handle_packet(packet, address, now):
             self._move(address, now)
-            # The packet that proves the address is the first one that is accepted from it.
-            self.handle_packets(packet, 0, len(packet), address, now)
+            # The packet that proves the address is the first one that is accepted from it. It is open already.
+            Connection.handle_packets(self, packet, 0, len(packet), address, now)
         self.wake()
 
     def _move(self, address: Address, now: float) -> None:
@@ -440,6 +462,11 @@ class Connection:
         return self._components.recovery.round_trip.probe_timeout_s
 
     @property
+    def round_trip_s(self) -> float:
+        """The smoothed round trip; of an open connection."""
+        return self._components.recovery.round_trip.smoothed_s
+
+    @property
     def buffered_bytes(self) -> int:
         """The bytes that the connection holds for the application, in both directions."""
         return self._components.send_channels.buffered_bytes + self._components.receive_channels.held_bytes
@@ -474,6 +501,19 @@ class Connection:
         if self.state is ConnectionState.CONNECTING:
             raise UsageError("the path is not known yet: wait for the Connected event")
         return self._transmitter.train_payload_bytes()
+
+    def add_to(self, totals: TransportTotals) -> None:
+        """Add the counters of the connection to those of an endpoint."""
+        if not hasattr(self, "_transmitter"):
+            return
+        components, transmitter = self._components, self._transmitter
+        totals.packets_sent += transmitter.packets_sent
+        totals.packets_received += components.acknowledger.packets
+        totals.packets_lost += self._receiver.packets_lost
+        totals.packets_spuriously_lost += components.recovery.spurious
+        totals.bytes_sent += transmitter.bytes_sent
+        totals.fragments_resent += transmitter.fragments_resent
+        totals.unreliable_dropped += components.send_channels.unreliable_dropped
 
     @property
     def statistics(self) -> Statistics:

@@ -15,6 +15,7 @@ from godwit.transport.congestion import Congestion
 from godwit.transport.control_frames import ControlFrames
 from godwit.transport.events import Role
 from godwit.transport.path import PathMtu
+from godwit.transport.protection import PacketProtection
 from godwit.transport.receive_channels import ReceiveChannels
 from godwit.transport.recovery import Recovery, SentLog
 from godwit.transport.send_channels import SendChannels
@@ -26,7 +27,8 @@ class Components:
 
     __slots__ = (
         "acknowledger", "config", "congestion", "connection_id", "control_frames", "dropped", "entropy", "in_order",
-        "key", "mtu", "peer", "peer_id", "peer_role", "receive_channels", "recovery", "role", "send_channels",
+        "key", "mtu", "peer", "peer_id", "peer_role", "protection", "receive_channels", "recovery", "reset_tokens",
+        "role", "send_channels",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +58,10 @@ class Components:
         max_unacknowledged = max(config.receive_buffer_bytes // 32 // BASE_DATAGRAM_BYTES, 2)
         self.acknowledger = Acknowledger(at_once=self.in_order is not None, max_unacknowledged=max_unacknowledged)
         self.control_frames = ControlFrames(self.receive_channels, self.send_channels)
+        self.protection: PacketProtection | None = None
+        """The keys of a sealed connection, once it is open; None: packets have checksums."""
+        self.reset_tokens: ResetTokens | None = None
+        """The endpoint's tokens, if this is a client's sealed connection, whose token arrives in a packet."""
         # Set by handle_peer.
         self.peer_id: int
         self.peer: Parameters
@@ -110,6 +116,32 @@ class Components:
         self.congestion.handle_sent(sum(run.size_bytes for run in in_flight))
 
 
+class ResetTokens:
+    """The tokens by which a client's endpoint recognises the resets of servers."""
+
+    __slots__ = ("_by_token", "_tokens")
+
+    def __init__(self) -> None:
+        self._by_token: dict[bytes, int] = {}
+        self._tokens: dict[int, bytes] = {}
+
+    def add(self, connection_id: int, token: bytes) -> None:
+        """Set the token of a connection."""
+        self.remove(connection_id)
+        self._by_token[token] = connection_id
+        self._tokens[connection_id] = token
+
+    def remove(self, connection_id: int) -> None:
+        """Remove the token of a connection, if it has one."""
+        token = self._tokens.pop(connection_id, b"")
+        if self._by_token.get(token) == connection_id:  # a faulty server may issue the same token twice
+            del self._by_token[token]
+
+    def connection_id(self, token: bytes) -> int:
+        """Return the connection that a reset with this token ends, or 0."""
+        return self._by_token.get(token, 0)
+
+
 class Statistics(msgspec.Struct, frozen=True):
     """The counters of a connection, and the properties of its path."""
 
@@ -126,3 +158,15 @@ class Statistics(msgspec.Struct, frozen=True):
     window_bytes: int = 0
     in_flight_bytes: int = 0
     datagram_bytes: int = 0
+
+
+class TransportTotals(msgspec.Struct):
+    """The counters of many connections together, see Statistics."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    packets_spuriously_lost: int = 0
+    bytes_sent: int = 0
+    fragments_resent: int = 0
+    unreliable_dropped: int = 0

@@ -13,7 +13,7 @@ from godwit.limits import MAX_CONFIRMS_WAITING
 from godwit.transport.receive_channels import ReceiveChannels
 from godwit.transport.recovery import ControlFrameKey
 from godwit.transport.send_channels import SendChannels
-from godwit.wire.packet import BlockedFrame, ConfirmFrame, CreditFrame, PingFrame, encode_frame
+from godwit.wire.packet import BlockedFrame, ConfirmFrame, CreditFrame, PingFrame, TokenFrame, encode_frame
 
 LARGEST_FRAME_BYTES: Final = 32
 """The largest size of a control frame (a path response)."""
@@ -25,7 +25,7 @@ class ControlFrames:
 
     __slots__ = (
         "_blocked", "_confirms", "_pending_confirms", "_ping", "_receive_channels", "_responses", "_send_channels",
-        "has_others",
+        "_token", "_token_due", "has_others",
     )  # fmt: skip
 
     def __init__(self, receive_channels: ReceiveChannels, send_channels: SendChannels) -> None:
@@ -38,6 +38,9 @@ class ControlFrames:
         self._blocked: dict[int, None] = {}
         self._responses: list[bytes] = []
         self._ping = False
+        self._token = b""
+        """The token of resets, until the peer has acknowledged it."""
+        self._token_due = False
         self.has_others = False
         """Whether there are frames to send besides credit, which ReceiveChannels knows."""
 
@@ -56,6 +59,11 @@ class ControlFrames:
 
     def ping(self) -> None:
         self._ping = self.has_others = True
+
+    def send_token(self, token: bytes) -> None:
+        """Send the token of resets until it is acknowledged."""
+        self._token = token
+        self._token_due = self.has_others = True
 
     @property
     def has_response_room(self) -> bool:
@@ -78,6 +86,8 @@ class ControlFrames:
                 self.has_others = True
             elif kind == "credit":
                 self._receive_channels.repeat_credit(channel)
+            elif kind == "token" and self._token:
+                self._token_due = self.has_others = True
 
     def handle_acked(self, keys: Iterable[ControlFrameKey]) -> None:
         """Note that the packet with these keys has arrived."""
@@ -87,6 +97,8 @@ class ControlFrames:
                 if self._pending_confirms:
                     self._pending_confirms.pop(channel, None)
                     self._update()
+            elif kind == "token":
+                self._token = b""
 
     @property
     def has_lone(self) -> bool:
@@ -96,6 +108,7 @@ class ControlFrames:
             or self._ping
             or self._responses
             or self._blocked
+            or self._token_due
             or self._receive_channels.pending_credits
         )
 
@@ -112,6 +125,10 @@ class ControlFrames:
         frames: list[bytes] = []
         keys: list[ControlFrameKey] = []
         room = room_bytes // LARGEST_FRAME_BYTES
+        if self._token_due and room:
+            self._token_due = False
+            frames.append(encode_frame(TokenFrame(self._token)))
+            keys.append(("token", 0, 0))
         while self._responses and len(frames) < room:
             frames.append(self._responses.pop(0))
         while self._pending_confirms and len(frames) < room:
@@ -135,4 +152,6 @@ class ControlFrames:
         return frames, keys
 
     def _update(self) -> None:
-        self.has_others = bool(self._ping or self._pending_confirms or self._responses or self._blocked)
+        self.has_others = bool(
+            self._ping or self._pending_confirms or self._responses or self._blocked or self._token_due
+        )

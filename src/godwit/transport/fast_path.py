@@ -20,6 +20,7 @@ from godwit.transport.arq import SelectiveRepeat
 from godwit.transport.congestion import Flight
 from godwit.transport.connection_state import Components
 from godwit.transport.events import ChannelConfirmed, Event, Received, Writable
+from godwit.transport.protection import TAG_BYTES
 from godwit.transport.recovery import ControlFrameKey, SentRun
 from godwit.transport.send_channels import Fragment
 from godwit.transport.transmitter import SMALLEST_QUESTION_BYTES, Transmitter
@@ -93,14 +94,16 @@ class FastReceiver:
     """Receives packets. NOT_HANDLED means that nothing was done: the packet must go to PacketReceiver."""
 
     __slots__ = (
-        "_acknowledger", "_components", "_control_frames", "_policy", "_receive_channels", "_send_channels",
-        "_transmitter",
+        "_acknowledger", "_components", "_control_frames", "_is_sealed", "_policy", "_receive_channels",
+        "_send_channels", "_transmitter",
     )  # fmt: skip
 
     def __init__(self, components: Components, transmitter: Transmitter, policy: SelectiveRepeat) -> None:
         self._components = components
         self._transmitter = transmitter
         self._policy = policy
+        self._is_sealed = components.protection is not None
+        """Whether packets arrive opened, and so without a checksum."""
         self._acknowledger = components.acknowledger
         self._receive_channels = components.receive_channels
         self._send_channels = components.send_channels
@@ -132,7 +135,11 @@ class FastReceiver:
             if ranges != 1 or high != newest & _MASK or (acked := self._in_flight(low, newest)) is None:
                 return NOT_HANDLED
         acknowledger = self._acknowledger
-        if first != FIRST_BYTE or number != (acknowledger.largest + 1) & _MASK or crc32c(packet) != INTACT:
+        if (
+            first != FIRST_BYTE
+            or number != (acknowledger.largest + 1) & _MASK
+            or (not self._is_sealed and crc32c(packet) != INTACT)
+        ):
             return NOT_HANDLED
         if kind in _RELIABLE:
             full_number = self._receive_channels.accept_whole(channel, record, size - at - CHECKSUM.size)
@@ -164,7 +171,7 @@ class FastReceiver:
             packet[KIND_AT : -CHECKSUM.size] not in _PING_CONTENTS
             or first != FIRST_BYTE
             or number != (acknowledger.largest + 1) & _MASK
-            or crc32c(packet) != INTACT
+            or (not self._is_sealed and crc32c(packet) != INTACT)
         ):
             return NOT_HANDLED
         acknowledger.handle_next(now)
@@ -285,7 +292,7 @@ class FastSender:
 
     __slots__ = (
         "_acknowledger", "_components", "_confirm_layout", "_control_frames", "_packet_head", "_policy",
-        "_receive_channels", "_send_channels", "_transmitter", "idle_until",
+        "_protection", "_receive_channels", "_send_channels", "_trailer_bytes", "_transmitter", "idle_until",
     )  # fmt: skip
 
     def __init__(self, components: Components, transmitter: Transmitter, policy: SelectiveRepeat) -> None:
@@ -297,6 +304,8 @@ class FastSender:
         self._control_frames = components.control_frames
         self._receive_channels = components.receive_channels
         self._packet_head = HEADER.pack(FIRST_BYTE, components.peer_id, 0)[:9]
+        self._protection = components.protection
+        self._trailer_bytes = CHECKSUM.size if self._protection is None else TAG_BYTES
         self._confirm_layout = _SENT_PADDED_CONFIRM if components.role == "client" else _SENT_CONFIRM
         self.idle_until = 0.0
         """Set by next_packet and is_idle: when to ask again if nothing else happens. A past time: the timers decide.
@@ -362,7 +371,7 @@ class FastSender:
                 self._packet_head, number & _MASK, ACK, delay_us, 1, first & _MASK, last & _MASK,
                 CONFIRM, channel, sequence, reached,
             )  # fmt: skip
-        size = len(packet) + CHECKSUM.size
+        size = len(packet) + self._trailer_bytes
         flight = self._components.congestion.begin_lone_flight(now, size, was_idle=True)
         return self._depart(packet, size, flight, (), (("confirm", channel, sequence),), now)
 
@@ -427,7 +436,7 @@ class FastSender:
         now: float,
         control_keys: Sequence[ControlFrameKey] = (),
     ) -> bytes:
-        size = len(packet) + CHECKSUM.size
+        size = len(packet) + self._trailer_bytes
         flight = self._components.congestion.begin_lone_flight(now, size)
         return self._depart(packet, size, flight, fragments, control_keys, now)
 
@@ -443,12 +452,15 @@ class FastSender:
         transmitter = self._transmitter
         recovery = self._components.recovery
         mtu = self._components.mtu
-        recovery.handle_sent_one(SentRun(transmitter.next_number, size, flight, fragments, control_keys), now)
+        number = transmitter.next_number
+        recovery.handle_sent_one(SentRun(number, size, flight, fragments, control_keys), now)
         transmitter.handle_sent_elsewhere(size)
         if recovery.loss_timer is not None or (mtu.is_wanted and mtu.probe_bytes(now) is not None):
             self.idle_until = 0.0
         else:
             self.idle_until = now + recovery.round_trip.probe_timeout_s
+        if self._protection is not None:
+            return self._protection.seal(packet, number)
         return packet + CHECKSUM.pack(crc32c(packet))
 
     def _ack(self, now: float) -> bytes:
@@ -462,9 +474,12 @@ class FastSender:
         packet = _SENT_ACK.pack(
             self._packet_head, transmitter.next_number & _MASK, ACK, delay_us, 1, first & _MASK, last & _MASK
         )
-        transmitter.next_number += 1
+        number = transmitter.next_number
+        transmitter.next_number = number + 1
         transmitter.packets_sent += 1
-        transmitter.bytes_sent += len(packet) + CHECKSUM.size
+        transmitter.bytes_sent += len(packet) + self._trailer_bytes
         mtu = self._components.mtu
         self.idle_until = 0.0 if mtu.is_wanted and mtu.probe_bytes(now) is not None else -inf
+        if self._protection is not None:
+            return self._protection.seal(packet, number)
         return packet + CHECKSUM.pack(crc32c(packet))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from godwit.limits import (
@@ -25,10 +25,14 @@ from godwit.limits import (
     MAX_CONNECTIONS,
     MAX_HANDSHAKE_RETRY_S,
     MAX_RESETS_PER_S,
+    SEALING_TIMEOUT_S,
 )
 from godwit.transport.events import Address, ConnectionState, Role, Train
+from godwit.transport.protection import Suite
+from godwit.transport.sealing import SealingHandshake, TlsError, TlsSession, choose_suite, handshake_context
 from godwit.wire.control_base import Code
 from godwit.wire.packet import (
+    COOKIE_BYTES,
     MAC_BYTES,
     NONCE_BYTES,
     OVERHEAD_BYTES,
@@ -36,6 +40,7 @@ from godwit.wire.packet import (
     AcceptFrame,
     ConnectFrame,
     CookieFrame,
+    CryptoFrame,
     Frame,
     HelloFrame,
     RefuseFrame,
@@ -44,10 +49,11 @@ from godwit.wire.packet import (
     encode_packet,
     encode_reason,
 )
-from godwit.wire.parameters import decode_parameters
+from godwit.wire.parameters import Parameters, decode_parameters
 
 if TYPE_CHECKING:
     from godwit.transport.connection import Connection
+    from godwit.transport.connection_state import Components
 
 _TIME: Final = struct.Struct(">I")
 _ID: Final = struct.Struct(">Q")
@@ -165,6 +171,18 @@ class Acceptor:
         self._remember(connect, packet, connection_id, now)
         return packet, connection_key(connect.nonce, nonce)
 
+    def accept_sealed(
+        self, connect: ConnectFrame, connection_id: int, parameters: bytes, now: float
+    ) -> tuple[bytes, bytes, bytes]:
+        """Return the packet that accepts the client, the context of its keys, and the token of resets.
+
+        The packet does not have the token: an observer could end the connection with it.
+        """
+        frame = encode_frame(AcceptFrame(connection_id, self._entropy(NONCE_BYTES), bytes(TOKEN_BYTES), parameters))
+        packet = encode_packet(connect.connection_id, 0, frame)
+        self._remember(connect, packet, connection_id, now)
+        return packet, handshake_context(connect, frame), reset_token(self._reset_key, connection_id)
+
     def refuse(self, connect: ConnectFrame, code: int, reason: str, now: float) -> bytes:
         """Return the packet that refuses the client. A repeat of its connect then receives the same packet."""
         packet = encode_packet(connect.connection_id, 0, encode_frame(RefuseFrame(connect.nonce, code, reason)))
@@ -191,13 +209,34 @@ class Acceptor:
 
 
 TRIES_A_COOKIE: Final = 3
+_REFUSALS_BEFORE_KEYS: Final = frozenset((Code.BUSY, Code.PROTOCOL))
+"""The codes after which a client connects again in any case."""
 
 
 class Dial:
     """The client's side, for one connection that is not open yet."""
 
-    def __init__(self, connection: Connection, nonce: bytes, parameters: bytes, now: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        nonce: bytes,
+        parameters: bytes,
+        now: float,
+        *,
+        session: TlsSession | None = None,
+        suites: Sequence[Suite] = (),
+        components: Components | None = None,
+    ) -> None:
+        """`session`: TLS for a connection that is to be sealed with one of `suites`; None for a plain one."""
         self.connection = connection
+        self._session = session
+        self._suites = suites
+        self._components = components
+        self._sealing: SealingHandshake | None = None
+        self._accept: AcceptFrame | None = None
+        self._round_trip_s: float | None = None
+        self._refusal: Train | None = None
+        """The last packet to the server, if this client does not accept its certificate."""
         self.scheduled_at: float | None = None
         """The time of the timer that the endpoint has scheduled for it."""
         self.idle_until = 0.0
@@ -232,9 +271,15 @@ class Dial:
                 self._cookie = cookie
                 self._wait_s = HANDSHAKE_RETRY_S
                 self._send_at = now
+            case AcceptFrame() if self._sealing is not None:
+                return "late_handshake"
             case AcceptFrame():
                 self._accepted(frame, now)
+            case CryptoFrame() if self._sealing is not None:
+                self._handle_crypto(self._sealing, frame, now)
             case RefuseFrame(nonce, code, reason) if same(nonce, self._nonce):
+                if self._session is not None and code not in _REFUSALS_BEFORE_KEYS:
+                    code = Code.SEALING  # nothing proves that the server sent it
                 self.connection.fail(now, code, reason, "refused")
             case _:
                 return "unasked_handshake"
@@ -242,6 +287,9 @@ class Dial:
 
     def _accepted(self, frame: AcceptFrame, now: float) -> None:
         peer = decode_parameters(frame.parameters)
+        if self._session is not None:
+            self._begin_sealing(self._session, frame, peer, now)
+            return
         self.token = frame.token
         self.connection.establish(
             peer_id=frame.connection_id,
@@ -251,6 +299,70 @@ class Dial:
             now=now,
         )
 
+    # -- sealing ------------------------------------------------------------------------------------------------------
+
+    def _begin_sealing(self, session: TlsSession, frame: AcceptFrame, peer: Parameters, now: float) -> None:
+        """Begin the TLS handshake. A server that does not seal is refused: never use plain packets instead."""
+        chosen = peer.seal if isinstance(peer.seal, tuple) else ()
+        suite = choose_suite(chosen[:1], self._suites)
+        host, port, *_ = self.connection.peer_address
+        if suite is None:
+            self.connection.fail(
+                now,
+                Code.SEALING,
+                f"the broker at {host} port {port} does not seal its packets: upgrade it, or, if the network is "
+                f"trusted, connect to udp://{host}:{port}",
+                "refused",
+            )
+            return
+        connect = ConnectFrame(self.connection.id, self._nonce, bytes(COOKIE_BYTES), self._parameters)
+        self._round_trip_s = now - self._sent_at if self._sends == 1 else None
+        self._accept = frame
+        assert self._components is not None
+        self._sealing = SealingHandshake(
+            "client",
+            session,
+            suite,
+            handshake_context(connect, encode_frame(frame)),
+            self._components,
+            self._round_trip_s,
+        )
+        self._timeout_at = now + SEALING_TIMEOUT_S
+        self._sealing.start(now)
+
+    def _handle_crypto(self, sealing: SealingHandshake, frame: CryptoFrame, now: float) -> None:
+        data = sealing.stream.handle_frame(frame, now)
+        if not data:
+            return
+        try:
+            sealing.handle_data(data, now)
+        except TlsError as error:
+            assert self._accept is not None
+            refusal = encode_frame(RefuseFrame(self._nonce, Code.SEALING, str(error)))
+            packet = encode_packet(self._accept.connection_id, 0, refusal)
+            self._refusal = Train(self.connection.peer_address, packet, len(packet))
+            self.connection.fail(now, Code.SEALING, str(error), "refused")
+
+    def handle_sealed(self, packet: bytes, now: float) -> str | None:
+        """Open the connection, if this packet opens: then the server has the same keys. Return why it is dropped.
+
+        The caller hands the packet to the connection.
+        """
+        sealing = self._sealing
+        if sealing is None or sealing.protection is None or self._accept is None:
+            return "early_sealed"
+        if sealing.protection.open(packet, 0, now) is None:
+            return None  # counted there
+        self.connection.establish(
+            peer_id=self._accept.connection_id,
+            peer=decode_parameters(self._accept.parameters),
+            key=sealing.key,
+            round_trip_s=self._round_trip_s,
+            now=now,
+            protection=sealing.protection,
+        )
+        return None
+
     def _is_cookie_doubtful(self) -> bool:
         """Return whether the cookie may be void because the address changed or the server restarted."""
         return self._sends >= TRIES_A_COOKIE
@@ -258,15 +370,25 @@ class Dial:
     def handle_timers(self, now: float) -> None:
         if now >= self._timeout_at:
             step = "hello" if self._cookie is None else "connect"
+            timeout_s = HANDSHAKE_TIMEOUT_S
+            if self._sealing is not None:
+                step = "the TLS handshake"
+                timeout_s = SEALING_TIMEOUT_S
             host, port, *_ = self.connection.peer_address
             reason = (
-                f"no answer to {step} from {host} port {port} within {HANDSHAKE_TIMEOUT_S:g} s: "
+                f"no answer to {step} from {host} port {port} within {timeout_s:g} s: "
                 "check the address, the port and the firewall"
             )
             self.connection.fail(now, Code.TIMEOUT, reason, "timeout")
         self.connection.wake()
 
     def next_train(self, now: float) -> Train | None:
+        if self._refusal is not None:
+            train, self._refusal = self._refusal, None
+            return train
+        if not self.is_over and self._sealing is not None and self._accept is not None:
+            packets = self._sealing.next_packets(self._accept.connection_id, now)
+            return None if packets is None else Train(self.connection.peer_address, *packets)
         if self.is_over or now < self._send_at:
             return None
         # A doubtful cookie is still tried, alternating with a hello for a new one.
@@ -286,4 +408,7 @@ class Dial:
         return Train(self.connection.peer_address, packet, len(packet))
 
     def next_timer(self) -> float:
+        if self._sealing is not None:
+            at = self._sealing.stream.next_timer()
+            return self._timeout_at if at is None else min(at, self._timeout_at)
         return min(self._send_at, self._timeout_at)

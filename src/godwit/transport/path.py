@@ -22,6 +22,7 @@ from godwit.errors import DecodeError
 from godwit.limits import AMPLIFICATION, BASE_DATAGRAM_BYTES
 from godwit.transport.events import Address
 from godwit.transport.handshake import close_mac, path_mac, same
+from godwit.transport.protection import EXTRA_BYTES
 from godwit.wire.packet import (
     OVERHEAD_BYTES,
     PROBE_BYTES,
@@ -116,7 +117,8 @@ class PathMigration:
         candidate.due_at = now + candidate.wait_s
         candidate.wait_s *= 2
         candidate.sent += 1
-        if candidate.sent * CHALLENGE_PACKET_BYTES > AMPLIFICATION * candidate.received_bytes:
+        packet_bytes = CHALLENGE_PACKET_BYTES + (EXTRA_BYTES if self._components.protection is not None else 0)
+        if candidate.sent * packet_bytes > AMPLIFICATION * candidate.received_bytes:
             return None
         return candidate.address, encode_frame(PathProbeFrame(candidate.challenge))
 

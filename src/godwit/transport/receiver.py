@@ -45,6 +45,7 @@ _NOT_ON_A_CONNECTION: Final = (
     wire.AcceptFrame,
     wire.RefuseFrame,
     wire.ResetFrame,
+    wire.CryptoFrame,
 )
 """Frames of the handshake: a late repeat has no meaning on an open connection, and no packet number."""
 
@@ -67,11 +68,13 @@ class ReceivedFrames:
 class PacketReceiver:
     """Handles packets of one connection; their content for the application is added to a ReceivedFrames."""
 
-    __slots__ = ("_components", "_packet_head", "_transmitter", "packets_lost")
+    __slots__ = ("_components", "_is_sealed", "_packet_head", "_transmitter", "packets_lost")
 
     def __init__(self, components: Components, transmitter: Transmitter) -> None:
         self._components = components
         self._transmitter = transmitter
+        self._is_sealed = components.protection is not None
+        """Whether packets arrive opened, and so without a checksum."""
         self._packet_head = bytes((FIRST_BYTE,)) + _ID.pack(components.connection_id)
         """The first bytes of every packet for this connection."""
         self.packets_lost = 0
@@ -122,8 +125,11 @@ class PacketReceiver:
         )
         places = range(at, at + most * segment_bytes, segment_bytes)
         same = sum(takewhile(bool, map(data.startswith, headers, places)))
-        checksums = map(crc32c, [view[place : place + segment_bytes] for place in places[:same]])
-        intact = sum(takewhile(bool, map(INTACT.__eq__, checksums)))
+        if self._is_sealed:
+            intact = same
+        else:
+            checksums = map(crc32c, [view[place : place + segment_bytes] for place in places[:same]])
+            intact = sum(takewhile(bool, map(INTACT.__eq__, checksums)))
         if intact:
             first, last = FULL_HEADER.size, segment_bytes - CHECKSUM.size
             assembly.run.append(b"".join([view[place + first : place + last] for place in places[:intact]]))
@@ -136,7 +142,7 @@ class PacketReceiver:
         """Handle a packet that is not the next full one. Raises DecodeError for a protocol violation."""
         if len(packet) < SMALLEST_PACKET_BYTES:
             self._components.dropped["truncated"] += 1
-        elif crc32c(packet) != INTACT:
+        elif not self._is_sealed and crc32c(packet) != INTACT:
             self._components.dropped["checksum"] += 1
         elif packet[_KIND_AT] not in _PLAIN_FRAGMENTS or not self._handle_plain_fragment(packet, now, received):
             self._handle_frames(packet, now, received)
@@ -213,6 +219,11 @@ class PacketReceiver:
                 return False
             case wire.PathResponseFrame():
                 self._components.dropped["unasked_path_response"] += 1
+            case wire.TokenFrame():
+                if self._components.reset_tokens is None:
+                    self._components.dropped["unasked_token"] += 1
+                else:
+                    self._components.reset_tokens.add(self._components.connection_id, frame.token)
         return True
 
     def _handle_data(self, frame: wire.DataFrame, received: ReceivedFrames) -> None:

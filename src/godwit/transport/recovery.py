@@ -31,7 +31,7 @@ from godwit.transport.send_channels import Fragment
 
 MAX_OLD_SKIPPED: Final = 16
 
-ControlFrameKey: TypeAlias = tuple[Literal["confirm", "credit"], int, int]
+ControlFrameKey: TypeAlias = tuple[Literal["confirm", "credit", "token"], int, int]
 """The kind of a control frame, its channel and its value."""
 
 

@@ -15,6 +15,7 @@ from crc32c import crc32c
 from godwit.limits import MAX_PACKET_GAP_THRESHOLD, MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.congestion import Flight, Pacer, train_bytes, train_limit_bytes
 from godwit.transport.connection_state import Components
+from godwit.transport.protection import EXTRA_BYTES
 from godwit.transport.recovery import ControlFrameKey, SentRun
 from godwit.transport.send_channels import Fragment, UnreliableRecord
 from godwit.wire.packet import (
@@ -60,12 +61,19 @@ class Transmitter:
     it."""
 
     __slots__ = (
-        "_components", "_pacer", "_skips_at", "bytes_sent", "fragments_resent", "next_number", "paced_until",
+        "_components", "_full_overhead_bytes", "_overhead_bytes", "_pacer", "_protection", "_skips_at",
+        "bytes_sent", "fragments_resent", "next_number", "paced_until",
         "packets_sent", "probes_due",
     )  # fmt: skip
 
     def __init__(self, components: Components, now: float) -> None:
         self._components = components
+        self._protection = components.protection
+        self._overhead_bytes = OVERHEAD_BYTES
+        self._full_overhead_bytes = FULL_OVERHEAD_BYTES
+        if self._protection is not None:
+            self._overhead_bytes += EXTRA_BYTES
+            self._full_overhead_bytes += EXTRA_BYTES
         self._pacer = Pacer(now)
         self._skips_at = 0
         """The packet number from which on the next one is skipped. 0: not drawn yet."""
@@ -86,7 +94,7 @@ class Transmitter:
         """Return how many bytes of one record fill the longest train that may be sent at once."""
         datagram_bytes = self.datagram_bytes()
         longest = train_limit_bytes(self._components.peer.receive_buffer_bytes, datagram_bytes)
-        return min(longest // datagram_bytes, MAX_TRAIN_DATAGRAMS) * (datagram_bytes - FULL_OVERHEAD_BYTES)
+        return min(longest // datagram_bytes, MAX_TRAIN_DATAGRAMS) * (datagram_bytes - self._full_overhead_bytes)
 
     def number(self) -> int:
         """Return the next packet number, for a packet that is built elsewhere."""
@@ -178,11 +186,11 @@ class Transmitter:
         if congestion.in_flight_bytes + size > congestion.window_bytes:
             return None
         number = self.number()
-        frames = encode_frame(PingFrame()).ljust(size - OVERHEAD_BYTES, bytes((PADDING,)))
+        frames = encode_frame(PingFrame()).ljust(size - self._overhead_bytes, bytes((PADDING,)))
         packet = SentRun(number, size, congestion.begin_flight(now), is_mtu_probe=True)
         self._components.mtu.handle_probe_sent(size)
         self._account(now, [packet], size, 1)
-        return encode_packet(self._components.peer_id, number, frames)
+        return self._packet(frames, number)
 
     # -- how much -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +228,7 @@ class Transmitter:
 
         All are full, except the last if the record ends in it. Return their number, and the size of the last.
         """
-        body_bytes = datagram_bytes - FULL_OVERHEAD_BYTES
+        body_bytes = datagram_bytes - self._full_overhead_bytes
         record = self._components.send_channels.next_bulk(body_bytes)
         if record is None:
             return 0, 0
@@ -235,7 +243,7 @@ class Transmitter:
         sent.append(SentRun(number, datagram_bytes, flight, (Fragment(record, start, stop, number),), (), full))
         if takes_rest:
             rest = Fragment(record, stop, len(body), number + full)
-            sent.append(SentRun(number + full, left_bytes + FULL_OVERHEAD_BYTES, flight, (rest,)))
+            sent.append(SentRun(number + full, left_bytes + self._full_overhead_bytes, flight, (rest,)))
             stop = len(body)
         self._components.send_channels.mark_cut(record, stop - start)
         count = full + takes_rest
@@ -249,10 +257,19 @@ class Transmitter:
         starts = range(start, stop, body_bytes)
         headers = map(FULL_HEADER.pack, repeat(packet_head), numbers, frame_heads, starts)
         packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
-        checksums = map(CHECKSUM.pack, map(crc32c, packets))
-        chunks += chain.from_iterable(zip(packets, checksums, strict=True))
+        if self._protection is None:
+            checksums = map(CHECKSUM.pack, map(crc32c, packets))
+            chunks += chain.from_iterable(zip(packets, checksums, strict=True))
+        else:
+            chunks += self._protection.seal_run(packets, number)
         self.next_number = number + count
-        return count, left_bytes + FULL_OVERHEAD_BYTES if takes_rest else datagram_bytes
+        return count, left_bytes + self._full_overhead_bytes if takes_rest else datagram_bytes
+
+    def _packet(self, frames: bytes, number: int) -> bytes:
+        """Return a packet with these frames."""
+        if self._protection is None:
+            return encode_packet(self._components.peer_id, number, frames)
+        return self._protection.seal_frames(frames, number)
 
     def _mixed_packet(
         self,
@@ -264,7 +281,7 @@ class Transmitter:
         sent: list[SentRun],
     ) -> int:
         """Append one packet of everything that is due. Return its size, or 0 if there was nothing to send."""
-        room = datagram_bytes - OVERHEAD_BYTES
+        room = datagram_bytes - self._overhead_bytes
         number = self.next_number
         frames: list[bytes] = []
         control_keys: list[ControlFrameKey] = []
@@ -292,7 +309,10 @@ class Transmitter:
         content = b"".join(frames)
         if eliciting and not items and self._components.role == "client":
             content = content.ljust(SMALLEST_QUESTION_BYTES, bytes((PADDING,)))
-        packet = encode_packet(self._components.peer_id, number, content)
+        if self._protection is None:
+            packet = encode_packet(self._components.peer_id, number, content)
+        else:
+            packet = self._protection.seal_frames(content, number)
         chunks.append(packet)
         self.next_number = number + 1
         if eliciting or items:

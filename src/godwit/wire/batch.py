@@ -436,6 +436,33 @@ def extension_at(record: bytes) -> int:
     return HEAD.size + (SEQUENCE_BYTES if record[0] & HAS_SEQUENCE else 0) + _U32.size
 
 
+def is_rest_valid(entry: Entry) -> bool:
+    """Return whether the rest of an entry from outside has the shape of its flags and the number of its messages."""
+    flags, rest, count = entry.flags, entry.rest, entry.count
+    at = 0
+    if flags & HAS_EXTENSION:
+        if len(rest) < _U32.size:
+            return False
+        at = _extension_end(flags, rest)
+        if at > len(rest):
+            return False
+    if flags & LONE:
+        return count == 1 and not flags & HAS_DELTAS
+    columns = 2 if flags & HAS_DELTAS else 1
+    bodies_at = at + _U32.size * (1 + columns * count)
+    if bodies_at > len(rest) or int.from_bytes(rest[at : at + _U32.size], "big") != count:
+        return False
+    lengths_at = at + _U32.size
+    return _sum_column(rest[lengths_at : lengths_at + _U32.size * count], count) == len(rest) - bodies_at
+
+
+def with_extension(entry: Entry, extension: bytes) -> Entry:
+    """Return an entry with another extension."""
+    at = _extension_end(entry.flags, entry.rest)
+    rest = _U32.pack(len(extension)) + extension + entry.rest[at:]
+    return msgspec.structs.replace(entry, flags=entry.flags | HAS_EXTENSION, rest=rest)
+
+
 def has_times(entry: Entry) -> bool:
     """Return whether the messages of an entry have times of publishing of their own."""
     return bool(entry.flags & HAS_DELTAS)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from godwit.wire.control import Will
+from godwit.wire.epochs import Epoch
 
 
 class TopicRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -176,6 +177,18 @@ class QueryDeleted(msgspec.Struct, frozen=True, gc=False):
     query: str
 
 
+class RelayRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How far this log has the messages of another one, which a bridge sends. Key: link and log."""
+
+    link: str
+    log: bytes
+    offset: int
+    """Everything below this offset of that log is in this one."""
+    epochs: tuple[Epoch, ...] = ()
+    """The epochs of that log with which the edge opened the bridge."""
+    last_us: int = 0
+
+
 class JobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job without its payload, which never changes and may be long (JobPayloadRow). Key: job."""
 
@@ -247,6 +260,7 @@ StateRow: TypeAlias = (
     | PacketRow
     | IdentityRow
     | QueryRow
+    | RelayRow
     | JobRow
     | JobPayloadRow
     | TaskRow
@@ -284,3 +298,4 @@ class StoredState(msgspec.Struct):
     """Offsets below which retention deleted messages, by the filter of its rule (godwit.wire.retention_floors)."""
     filters: list[FilterRow] = []
     packets: list[PacketRow] = []
+    relays: list[RelayRow] = []

@@ -6,19 +6,21 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     a client asks                        the broker replies
     login                                welcome, or closes the connection
     subscribe                            subscribed
-    unsubscribe, commit, create, delete, kick, delete_group
+    unsubscribe, commit, create, delete, kick, delete_group, capture
                                          done
     topics                               topic_list
     clients                              client_list
     cursors                              cursor_list
     groups                               group_list
     progress                             progressed
+    bridges                              bridge_list
     volunteer, watch, jobs, job, workers see godwit.wire.jobs
     ping (either side asks)              pong
     anything                             error
 
 In-band: `open` is record 0 of a publisher's channel, answered on channel 0 by `opened` or `refused`; `feed` is record 0
 of a channel towards a subscriber, and `labels` and `gap` stand between the batches there (see godwit.wire.control).
+Record 0 of the channel of a bridge is `relay`, answered by `relaying` or `refused`: see godwit.wire.relay.
 Unasked, on channel 0: `refused` for a channel whose right has ended, `kicked` for a subscription that was removed.
 """
 
@@ -31,7 +33,7 @@ import msgspec
 
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_EXTENSION_BYTES, MAX_WILL_BYTES
-from godwit.wire import cbor, control_base, jobs
+from godwit.wire import cbor, control_base, jobs, relay
 from godwit.wire.control_base import (
     BaseControlMessage,
     Channel,
@@ -168,6 +170,8 @@ class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """When retained messages are sent first. None: to a new subscription that starts at latest."""
     no_local: bool = False
     """Do not deliver messages that this client has published."""
+    responder: bool = False
+    """The client replies to requests that it receives: it counts as a responder whatever its filters."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
     group: Name | None = None
@@ -411,6 +415,18 @@ class DeleteGroup(BaseControlMessage, frozen=True, kw_only=True, tag="delete_gro
     filters: Filters | None = None
 
 
+class Capture(BaseControlMessage, frozen=True, kw_only=True, tag="capture"):
+    """Send the packets of all clients, as a pcapng file in pieces, to an inbox of this client."""
+
+    request: Request
+    inbox: TopicText
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 30
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16 * 1024 * 1024
+    packet_bytes: Annotated[int, msgspec.Meta(ge=32, le=65_535)] = 65_535
+    """Longer packets are cut."""
+    filter: Text = ""
+
+
 # -- work: requests about it are in godwit.wire.jobs ------------------------------------------------------------------
 
 
@@ -446,11 +462,12 @@ class Error(BaseControlMessage, frozen=True, kw_only=True, tag="error"):
 ControlMessage: TypeAlias = (
     Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
-    | ClientList | DeleteTopic | Cursors | CursorList | Kick | ListGroups | GroupList | DeleteGroup | Work | Ping | Pong
-    | Done | Error
+    | ClientList | DeleteTopic | Cursors | CursorList | Kick | ListGroups | GroupList | DeleteGroup | Capture | Work
+    | Ping | Pong | Done | Error
     | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
     | jobs.RetryJob | jobs.RetryReply | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
     | jobs.ListWorkers | jobs.WorkerList
+    | relay.RelayOpen | relay.RelayOpened | relay.ListBridges | relay.BridgeList
 )  # fmt: skip
 
 

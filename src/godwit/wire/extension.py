@@ -14,6 +14,11 @@ is found and rewritten without decoding the map:
 
 The lifetime is in microseconds from the time at which the broker received the batch. In a routed batch it is the time
 that remained when the broker sent it.
+
+ORIGIN is always the last key, and always has 24 bytes: the id of a log, and the offset of the first message of the
+batch in it. A hub adds it to the messages of a bridge.
+
+    0x07 | 0x58 | 0x18 | log id, 16 bytes | offset u64
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from godwit.limits import (
     MAX_TOPIC_BYTES,
 )
 from godwit.wire import cbor
-from godwit.wire.batch import HAS_EXTENSION, Entry, extension_at
+from godwit.wire.batch import HAS_EXTENSION, Entry, extension_at, extension_of, with_extension
 
 T = TypeVar("T")
 Value: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
@@ -65,6 +70,8 @@ class ExtensionKey(IntEnum):
     """The bytes by which a requester recognises the reply."""
     PAYLOAD_FORMAT = 6
     """0: bytes. 1: UTF-8. For MQTT."""
+    ORIGIN = 7
+    """Where a message that came by a bridge was published first: see the layout above. Only brokers write it."""
 
 
 TYPES: Final[dict[int, Any]] = {ExtensionKey.FILE: dict[str, Any]}
@@ -83,6 +90,9 @@ _LENGTH_BYTES: Final = 4
 """The length of the extension, before it in the rest of an entry."""
 _MAX_CACHED_BYTES: Final = 512
 """Longer extensions are not cached, so that the caches are bounded in bytes, too."""
+_ORIGIN_HEAD: Final = bytes((ExtensionKey.ORIGIN, 0x58, 24))
+_ORIGIN_BYTES: Final = len(_ORIGIN_HEAD) + 24
+_ORIGIN_LOG_BYTES: Final = 16
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -97,6 +107,8 @@ class Properties(msgspec.Struct, frozen=True, kw_only=True):
     payload_format: int | None = None
     lifetime_us: int | None = None
     """The time after which the messages expire, counted from their arrival at the broker."""
+    origin: tuple[bytes, int] | None = None
+    """The log in which the messages were stored first, and the offset of the first of them there."""
 
 
 NO_PROPERTIES: Final = Properties()
@@ -279,8 +291,53 @@ def shorten_lifetime(entry: Entry, lifetime_us: int) -> Entry:
     return msgspec.structs.replace(entry, rest=rest[:at] + _pack_lifetime(lifetime_us) + rest[end:])
 
 
+# -- the origin of messages that came by a bridge ---------------------------------------------------------------------
+
+
+def split_origin(extension: bytes) -> tuple[bytes, tuple[bytes, int] | None]:
+    """Return an extension without ORIGIN, and the log and the offset in it; None if it has none."""
+    if extension[-_ORIGIN_BYTES : len(_ORIGIN_HEAD) - _ORIGIN_BYTES] != _ORIGIN_HEAD or not _is_short_map(extension):
+        return extension, None
+    # The same bytes may be the end of another value, so the whole map is decoded.
+    origin = decode_properties(extension).origin
+    if origin is None:
+        return extension, None
+    fields = extension[0] - _MAP - 1
+    return (bytes((_MAP + fields,)) + extension[1:-_ORIGIN_BYTES] if fields else b""), origin
+
+
+def add_origin(extension: bytes, log: bytes, offset: int) -> bytes | None:
+    """Return an extension without ORIGIN with it. None if it has no room: too many keys or bytes."""
+    field = _ORIGIN_HEAD + log + offset.to_bytes(8, "big")
+    if not extension:
+        return bytes((_MAP + 1,)) + field
+    if not _is_short_map(extension) or extension[0] == _MAP + _MAX_SHORT_FIELDS:
+        return None
+    if len(extension) + _ORIGIN_BYTES > MAX_EXTENSION_BYTES:
+        return None
+    return bytes((extension[0] + 1,)) + extension[1:] + field
+
+
+def shift_origin(entry: Entry, count: int) -> Entry:
+    """Return an entry whose first `count` messages were cut off, with the origin of the first that is left."""
+    extension = extension_of(entry)
+    if extension is None:
+        return entry
+    plain, origin = split_origin(extension)
+    if origin is None:
+        return entry
+    shifted = add_origin(plain, origin[0], origin[1] + count)
+    return entry if shifted is None else with_extension(entry, shifted)
+
+
+def _is_short_map(extension: bytes) -> bool:
+    return _MAP <= extension[0] <= _MAP + _MAX_SHORT_FIELDS
+
+
 def _check(extension: bytes) -> Properties:
     fields = decode_extension(extension)
+    if ExtensionKey.ORIGIN in fields:
+        raise DecodeError("extension", "ORIGIN is written by brokers only")
     values = {_NAMES[key]: read(fields[key]) for key, read in _PROPERTIES.items() if key in fields}
     if ExtensionKey.EXPIRY in fields:
         lifetime_us = lifetime_of(extension)
@@ -359,6 +416,12 @@ def _read_payload_format(value: Value) -> int:
     return value
 
 
+def _read_origin(value: Value) -> tuple[bytes, int]:
+    if not isinstance(value, bytes) or len(value) != _ORIGIN_BYTES - len(_ORIGIN_HEAD):
+        raise DecodeError("extension", "the origin does not have 24 bytes")
+    return value[:_ORIGIN_LOG_BYTES], int.from_bytes(value[_ORIGIN_LOG_BYTES:], "big")
+
+
 def _read_text(value: Value, name: str, min_bytes: int, max_bytes: int) -> str:
     if not isinstance(value, str):
         raise DecodeError("extension", f"{name} is not a text")
@@ -377,6 +440,7 @@ _PROPERTIES: Final[dict[int, Callable[[Value], Any]]] = {
     ExtensionKey.REPLY_TOPIC: _read_reply_topic,
     ExtensionKey.CORRELATION: _read_correlation,
     ExtensionKey.PAYLOAD_FORMAT: _read_payload_format,
+    ExtensionKey.ORIGIN: _read_origin,
 }
 """Functions that return the value of a property. They raise DecodeError if it is malformed."""
 _NAMES: Final = {int(key): key.name.lower() for key in ExtensionKey}

@@ -54,6 +54,11 @@ def is_pattern(text: str) -> bool:
     return _WILD.search(text) is not None
 
 
+def begins_with_wildcard(filter: str) -> bool:
+    """Return whether the first level of a filter is a wildcard."""
+    return filter.partition("/")[0] in WILDCARDS
+
+
 def matches(filter: str, topic: str) -> bool:
     """Whether a topic matches a filter, both checked before. FilterTrie and TopicTree answer the same for many."""
     wanted = split(filter)

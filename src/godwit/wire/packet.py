@@ -5,9 +5,10 @@
     | vvvvffff  connection id (u64)        number (u32)   frames             CRC-32C     |
     +--------+----------------------------+--------------+-------- - - -----+------------+
 
-`v` is the version, `f` flags (none is in use; 1 is reserved for sealed packets). The connection id is the *receiver's*,
-0 while it is unknown. The number is the lower half of a 64-bit packet number. All integers are big-endian but the
-checksum: sent little-endian, it makes the checksum of every intact packet the same constant, one call to check.
+`v` is the version, `f` flags: 1 is set in sealed packets (godwit.transport.protection), 2 is their key phase. The
+connection id is the *receiver's*, 0 while it is unknown. The number is the lower half of a 64-bit packet number. All
+integers are big-endian but the checksum: sent little-endian, it makes the checksum of every intact packet the same
+constant, one call to check.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from godwit.limits import LARGEST_DATAGRAM_BYTES, LARGEST_RECORD_BYTES, MAX_ACK_
 VERSION: Final = 1
 FIRST_BYTE: Final = VERSION << 4
 FLAG_SEALED: Final = 0x01
+"""The frames are encrypted, and an authentication tag replaces the checksum."""
+FLAG_PHASE: Final = 0x02
+"""The lowest bit of the number of key updates; only in sealed packets."""
 
 HEADER: Final = struct.Struct(">BQI")
 CHECKSUM: Final = struct.Struct("<I")
@@ -92,6 +96,8 @@ PATH_PROBE: Final = 0x0C
 PATH_RESPONSE: Final = 0x0D
 CLOSE: Final = 0x0E
 RESET: Final = 0x0F
+CRYPTO: Final = 0x10
+TOKEN: Final = 0x11
 DATA: Final = 0x40
 
 # The flags of a data frame.
@@ -124,6 +130,7 @@ _REFUSE: Final = struct.Struct(">B16sHH")
 _ACK: Final = struct.Struct(">BIB")
 _ACK_POSITION: Final = struct.Struct(">BIIB")
 _CLOSE: Final = struct.Struct(">BHH")
+CRYPTO_HEADER: Final = struct.Struct(">BIIH")
 
 
 class PingFrame(msgspec.Struct, frozen=True):
@@ -230,6 +237,20 @@ class ResetFrame(msgspec.Struct, frozen=True):
     token: bytes
 
 
+class CryptoFrame(msgspec.Struct, frozen=True):
+    """A part of the TLS handshake: bytes of the sender's stream, and how many of the receiver's stream have arrived."""
+
+    offset: int
+    acknowledged: int
+    body: bytes
+
+
+class TokenFrame(msgspec.Struct, frozen=True):
+    """The token of the server's resets, on a sealed connection: the accept does not have it."""
+
+    token: bytes
+
+
 class DataFrame(msgspec.Struct, frozen=True, gc=False):
     """A fragment of a record, or all of it. `record` and `position` are truncated to 32 bits."""
 
@@ -243,7 +264,8 @@ class DataFrame(msgspec.Struct, frozen=True, gc=False):
 
 Frame: TypeAlias = (
     PingFrame | HelloFrame | CookieFrame | ConnectFrame | AcceptFrame | RefuseFrame | AckFrame | ConfirmFrame
-    | CreditFrame | BlockedFrame | PathProbeFrame | PathResponseFrame | CloseFrame | ResetFrame | DataFrame
+    | CreditFrame | BlockedFrame | PathProbeFrame | PathResponseFrame | CloseFrame | ResetFrame | CryptoFrame
+    | TokenFrame | DataFrame
 )  # fmt: skip
 
 # Frames of one size, their fields in the order of their struct.
@@ -257,6 +279,7 @@ _FIXED: Final[tuple[tuple[int, str, type[Frame]], ...]] = (
     (PATH_PROBE, ">B8s", PathProbeFrame),
     (PATH_RESPONSE, ">B8s16s", PathResponseFrame),
     (RESET, ">B16s", ResetFrame),
+    (TOKEN, ">B16s", TokenFrame),
 )
 _FIXED_BY_TYPE: Final = {kind: (struct.Struct(layout), frame) for kind, layout, frame in _FIXED}
 _FIXED_BY_CLASS: Final = {frame: (struct.Struct(layout), kind) for kind, layout, frame in _FIXED}
@@ -283,6 +306,8 @@ def encode_frame(frame: Frame) -> bytes:
         case CloseFrame(code, reason, mac):
             text = encode_reason(reason)
             return _CLOSE.pack(CLOSE, code, len(text)) + text + mac
+        case CryptoFrame(offset, acknowledged, body):
+            return CRYPTO_HEADER.pack(CRYPTO, offset, acknowledged, len(body)) + body
     raise TypeError(f"not a frame: {frame!r}")
 
 
@@ -433,6 +458,12 @@ def _decode_close(frames: bytes, at: int) -> tuple[Frame, int]:
     return CloseFrame(code, reason, _take(frames, at, MAC_BYTES)), at + MAC_BYTES
 
 
+def _decode_crypto(frames: bytes, at: int) -> tuple[Frame, int]:
+    _, offset, acknowledged, length = CRYPTO_HEADER.unpack_from(frames, at)
+    at += CRYPTO_HEADER.size
+    return CryptoFrame(offset, acknowledged, _take(frames, at, length)), at + length
+
+
 def _take(frames: bytes, at: int, length: int) -> bytes:
     if at + length > len(frames):
         raise DecodeError("frame", "a field is cut short")
@@ -455,4 +486,5 @@ _DECODERS: Final[dict[int, Callable[[bytes, int], tuple[Frame, int]]]] = {
     ACK: _decode_ack,
     ACK_POSITION: _decode_ack,
     CLOSE: _decode_close,
+    CRYPTO: _decode_crypto,
 }

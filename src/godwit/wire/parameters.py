@@ -19,6 +19,7 @@ from godwit.wire import cbor
 Arq: TypeAlias = Literal["selective-repeat", "go-back-n", "stop-and-wait"]
 
 _Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Suite: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=2**16)]
 _SMALLEST_BUFFER_BYTES: Final = 2 * BASE_DATAGRAM_BYTES
 
 
@@ -41,6 +42,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=2**42)]
     application: Annotated[bytes, msgspec.Meta(max_length=MAX_HANDSHAKE_APPLICATION_BYTES)] = b""
     """The application's data for the handshake."""
+    seal: Annotated[tuple[_Suite, ...], msgspec.Meta(max_length=8)] | msgspec.UnsetType = msgspec.UNSET
+    """In connect: the AEAD suites that the client can seal packets with, the preferred one first. In accept: the one
+    that the server has chosen. Absent: packets are plain."""
 
 
 def encode_parameters(parameters: Parameters) -> bytes:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from godwit_sim.network import Trace
+from godwit_sim.worlds.bridge import run_bridge
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.groups import run_groups
 from godwit_sim.worlds.jobs import run_jobs
 from godwit_sim.worlds.mqtt import run_mqtt
+from godwit_sim.worlds.sealed import run_sealed
 from godwit_sim.worlds.transport import run_transport
 
 
@@ -32,11 +34,13 @@ World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
 
 WORLDS: Mapping[str, World] = {
     "transport": run_transport,
+    "sealed": run_sealed,
     "broker": run_broker,
     "durable": run_durable,
     "jobs": run_jobs,
     "mqtt": run_mqtt,
     "groups": run_groups,
+    "bridge": run_bridge,
 }
 
 

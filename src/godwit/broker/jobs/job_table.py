@@ -11,7 +11,7 @@ state at the end of the turn. Tasks that were never leased have no row: their nu
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Final, cast
 
@@ -42,11 +42,14 @@ class JobTable:
     """All jobs, by number and by key."""
 
     __slots__ = (
-        "_ended", "_ended_bytes", "_ended_tasks", "_usage", "jobs", "keys", "task_count", "total_bytes", "unsettled",
+        "_ended", "_ended_bytes", "_ended_tasks", "_usage", "ended_as", "jobs", "keys", "task_count", "total_bytes",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
+        self.ended_as: Counter[str] = Counter()
+        """How many jobs have ended in each state since the start."""
         self.keys: dict[tuple[str, str], Job] = {}
         """By controller and key."""
         self.task_count = 0

@@ -391,6 +391,7 @@ class JobLifecycle:
         job.reason = reason
         self._dispatcher.end_job(job)
         self._timers.stop(job)
+        self._table.ended_as[job.state] += 1
         self._table.end(job)
         self._output.changed_jobs[job] = None
         self._output.events[job.kind].append(

@@ -156,6 +156,8 @@ class Scheduler:
         self._table = JobTable()
         self.jobs = self._table.jobs
         """By number, including ended ones that are kept."""
+        self.ended_as = self._table.ended_as
+        """How many jobs have ended in each state since the start."""
         self._timers: JobTimers[TimerOwner] = JobTimers()
         self._dispatcher = Dispatcher(self.output, self._timers)
         self.lease_tasks = self._dispatcher.run

@@ -26,6 +26,8 @@ SPEC: Final = TableSpec(
         TableColumn("reply_to", pa.string(), "the topic for replies to it"),
         TableColumn("correlation", pa.binary(), "by which a requester recognises the reply"),
         TableColumn("expires", TIMESTAMP, "by the broker's clock; no subscriber gets it from then on"),
+        TableColumn("origin_log", pa.string(), "the log from which a bridge brought it; null without a bridge"),
+        TableColumn("origin_offset", pa.int64(), "its offset in that log"),
     ),
     keys=("broker", "offset"),
     expires_by="received",

@@ -89,14 +89,19 @@ QUARANTINE: Final = TableSpec(
         TableColumn("payload", pa.binary()),
         TableColumn("schema_version", pa.int32()),
         TableColumn("decoder", pa.string(), "the decoder that rejected it; empty if none reads such payloads"),
+        TableColumn("content_type", pa.string(), "of the message; null without one, and in older rows"),
     ),
     keys=("broker", "offset"),
     expires_by="received",
     checks={"it has a reason": "reason != '' AND detail != ''", "its payload is stored": "payload IS NOT NULL"},
 )
+COLUMNS_READ: Final = ("broker", "offset", "topic", "publisher", "published", "received", "payload")
+"""The columns of messages that are needed to decode them."""
+CONTENT_TYPE: Final = "content_type"
+"""The column that helps to decode them, which messages need not have."""
 _COLUMNS: Final = ("broker", "offset", "topic", "publisher", "received", "schema_version", "decoder")
 _READING: Final = ("quantity", "device", "event_time", "value", "unit", "extra", "name", "position", "unit_source")
-_REJECTED: Final = ("published", "reason", "detail", "payload")
+_REJECTED: Final = ("published", "reason", "detail", "payload", "content_type")
 PARSED: Final = pa.schema(
     [
         (SPEC if name in SPEC.schema.names else QUARANTINE).schema.field(name)
@@ -124,7 +129,8 @@ class Decoding:
 
 def parse(messages: DataFrame, decoding: Decoding | None = None) -> DataFrame:
     """Parse rows of bronze. Return readings and rejected messages together; `reason` is null for a reading."""
-    wanted = messages.select("broker", "offset", "topic", "publisher", "published", "received", "payload")
+    has_type = CONTENT_TYPE in messages.columns
+    wanted = messages.select(*COLUMNS_READ, *([CONTENT_TYPE] if has_type else []))
     return wanted.mapInArrow(BatchDecoder(decoding or Decoding()), from_arrow_schema(PARSED))
 
 
@@ -183,10 +189,15 @@ def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
     decode = decoders.decode_quickly
     times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
     plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
-    for broker, offset, topic, publisher, payload, published_us, received_us in zip(*plain, *times, strict=True):
+    types = [None] * batch.num_rows
+    if CONTENT_TYPE in batch.schema.names:
+        types = batch.column(CONTENT_TYPE).to_pylist()
+    for broker, offset, topic, publisher, payload, content_type, published_us, received_us in zip(
+        *plain, types, *times, strict=True
+    ):
         if topic.startswith(NOT_READINGS):
             continue
-        found, decoder = decode(topic, payload, received_us, broker, offset)
+        found, decoder = decode(topic, payload, received_us, broker, offset, content_type)
         common = (broker, offset, topic, publisher, received_us, SCHEMA_VERSION, decoder)
         if type(found) is Decoded:
             readings, message_us, device, extra = found
@@ -207,7 +218,7 @@ def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
             del rows[first:]
             ahead_s = (latest - received_us) // 1_000_000
             found = Rejected("time in the future", f"its time is {ahead_s} s after it was received")
-        add(common + _NO_READING + (published_us, found.reason, found.detail, payload))
+        add(common + _NO_READING + (published_us, found.reason, found.detail, payload, content_type))
     columns = zip(*rows, strict=True) if rows else [[]] * len(PARSED)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, PARSED, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=PARSED)

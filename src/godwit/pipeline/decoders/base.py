@@ -37,7 +37,7 @@ GROUP_SEPARATOR: Final = "\n"
 class DecoderMessage:
     """A message as a decoder sees it. `text` and `json` are computed once, however many decoders are asked.
 
-    `content_type` has None for messages of a log, which carry none. A decoder that unpacks others, such as the one for
+    `content_type` is that of the publisher, None without one. A decoder that unpacks others, such as the one for
     CloudEvents, states that of the data.
     """
 
@@ -227,6 +227,9 @@ class Decoder:
     """The forms of payloads for which it is asked."""
     keys: ClassVar[tuple[frozenset[str], ...]] = ()
     """For a JSON object: it is asked only if all keys of one of these sets are at the top level; () for any keys."""
+    content_types: ClassVar[tuple[str, ...]] = ()
+    """Content types that name its format, in lower case and without parameters. A message with one of them is given to
+    its decoders alone, whatever its topic and form. A general type, such as application/json, names no format."""
     definition_filters: ClassVar[tuple[str, ...]] = ()
     """Topics whose messages may define others: see `define`."""
     is_quick: ClassVar[bool] = False

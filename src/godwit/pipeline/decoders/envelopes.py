@@ -33,6 +33,7 @@ class CloudEventsDecoder(Decoder):
     title = "CloudEvents in JSON"
     forms = frozenset((OBJECT,))
     keys = (_ATTRIBUTES,)
+    content_types = ("application/cloudevents+json",)
 
     def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
         event = message.json

@@ -161,6 +161,10 @@ _CBOR_MARK: Final = b"\xd9\xd9\xf7"
 """The tag of self-described CBOR."""
 
 
+PACK_TYPES: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+"""Content types of MessagePack, which has one of its own only since lately."""
+
+
 class BinaryMapDecoder(Decoder):
     """Maps of CBOR (RFC 8949) and MessagePack with names as keys, read like the JSON object of the same content.
 
@@ -171,6 +175,7 @@ class BinaryMapDecoder(Decoder):
     name = "binary_map"
     title = "CBOR or MessagePack map of numbers"
     forms = frozenset((BINARY,))
+    content_types = ("application/cbor", *PACK_TYPES)
     option_names = OPTIONS
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -182,7 +187,8 @@ class BinaryMapDecoder(Decoder):
         if len(payload) > MAX_TEXT_BYTES:
             return None
         first = payload[:1]
-        if payload.startswith(_CBOR_MARK) or b"\xa1" <= first <= b"\xbf":
+        is_pack = (message.content_type or "").partition(";")[0].strip().lower() in PACK_TYPES
+        if not is_pack and (payload.startswith(_CBOR_MARK) or b"\xa1" <= first <= b"\xbf"):
             item = _cbor(payload.removeprefix(_CBOR_MARK))
         elif b"\x81" <= first <= b"\x8f" or first in (b"\xde", b"\xdf"):
             item = _message_pack(payload)

@@ -1,11 +1,14 @@
 """The selection of the decoder of a message.
 
-1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic. No other decoder is asked.
-2. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
-3. The built-in decoders, in the order of BUILT_IN: formats that are recognised by topic, then formats that are
+1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic and whose content type, if it has
+   one, is that of the message. No other decoder is asked.
+2. The content type, if the message has one that names a format: the decoders of that format, and no other.
+3. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
+4. The built-in decoders, in the order of BUILT_IN: formats that are recognised by topic, then formats that are
    recognised by structure, then JSON and plain numbers.
 
-A decoder of 2. and 3. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
+A content type that several formats share, such as `application/json`, names none of them: see Decoder.content_types.
+A decoder of 3. and 4. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
 payload has one of its forms, and a JSON object has its keys. The candidates are cached by topic, form and keys. Where
 the first candidate is the one for flat JSON or plain numbers, `decode_quickly` calls it without further ado.
 """
@@ -66,7 +69,12 @@ BUILT_IN: Final[tuple[type[Decoder], ...]] = (
 ENTRY_POINTS: Final = "godwit.decoders"
 MAX_PLANS: Final = 50_000
 """Cached selections. Beyond, the cache is emptied: a flood of topics must not fill the memory."""
+MAX_TYPES: Final = 1000
+"""Content types that are cached, in the same way."""
 MAX_READINGS: Final = 1024
+CBOR_TYPE: Final = "application/cbor"
+CBOR_SUFFIX: Final = "+cbor"
+"""A type such as `application/vnd.maker+cbor` is read as plain CBOR, if no decoder names it (RFC 6838, 4.2.8)."""
 
 
 class DecoderRule(NamedTuple):
@@ -75,6 +83,8 @@ class DecoderRule(NamedTuple):
     filter: str
     decoder: str
     options: Mapping[str, Any]
+    content_type: str | None = None
+    """Of the messages it is for, in lower case and without parameters; None: of any, or without one."""
 
 
 def filter_pattern(filter: str) -> re.Pattern[str]:
@@ -95,6 +105,11 @@ def java_pattern(filter: str) -> str:
     return rf"(?s)^{filter_pattern(filter).pattern.removesuffix(chr(92) + 'Z')}\z"
 
 
+def bare_type(content_type: str | None) -> str | None:
+    """Return a content type in lower case and without parameters; None without one."""
+    return (content_type or "").partition(";")[0].strip().lower() or None
+
+
 class DecoderSet:
     """The decoders of a pipeline, with their configuration: decodes any message."""
 
@@ -105,15 +120,19 @@ class DecoderSet:
             if one.name in by_name:
                 raise PipelineError(f"two decoders have the name {one.name}: uninstall one of their packages")
             by_name[one.name] = one
-        self._rules: list[tuple[re.Pattern[str], Decoder]] = []
+        self._rules: list[tuple[re.Pattern[str], str | None, Decoder]] = []
         for rule in rules:
             if rule.decoder not in by_name:
                 raise PipelineError(
                     f"[[pipeline.decoder]] for {rule.filter!r}: the decoder {rule.decoder!r} is unknown; choose one of "
                     f"{', '.join(sorted(by_name))}"
                 )
-            self._rules.append((filter_pattern(rule.filter), by_name[rule.decoder](rule.options)))
+            decoder = by_name[rule.decoder](rule.options)
+            self._rules.append((filter_pattern(rule.filter), bare_type(rule.content_type), decoder))
+        self._has_typed_rules = any(content_type is not None for _, content_type, _ in self._rules)
         self._decoders = [one() for one in decoders]
+        self._typed: dict[str, tuple[Decoder, ...]] = {}
+        """By content type, the decoders that it names; none for one that names no format."""
         self._filters = [[filter_pattern(one) for one in decoder.filters] for decoder in self._decoders]
         self._text_filters = [
             filters if decoder.text_filters is None else [filter_pattern(one) for one in decoder.text_filters]
@@ -126,7 +145,7 @@ class DecoderSet:
         ]
         self._plans: dict[Any, tuple[Decoder, ...]] = {}
         self._quick: dict[Any, Decoder] = {}
-        self._configured: dict[str, Decoder | None] = {}
+        self._configured: dict[tuple[str, str | None], Decoder | None] = {}
         self._definitions = Definitions()
 
     @property
@@ -173,11 +192,21 @@ class DecoderSet:
                 found += [(message.broker, message.offset, decoder.name, key, text) for key, text in pairs]
         return found
 
-    def decode_quickly(self, topic: str, payload: bytes, received_us: int, broker: str, offset: int) -> tuple[Any, str]:
+    def decode_quickly(
+        self,
+        topic: str,
+        payload: bytes,
+        received_us: int,
+        broker: str,
+        offset: int,
+        content_type: str | None = None,
+    ) -> tuple[Any, str]:
         """Do as `decode`, for a message given by its parts, with less work for flat JSON and plain numbers."""
         first = payload[:1]
         item: Any
-        if first == b"{":
+        if content_type is not None and (self._has_typed_rules or self._named_by(content_type)):
+            decoder = None
+        elif first == b"{":
             item = quick_object(payload)
             decoder = None if item is None else self._quick.get((topic, tuple(item)))
         elif first in _NUMBER_STARTS:
@@ -191,7 +220,7 @@ class DecoderSet:
                     return found, decoder.name
             except RejectedError as error:
                 return error.rejection, decoder.name
-        return self.decode(DecoderMessage(topic, payload, None, received_us, broker, offset))
+        return self.decode(DecoderMessage(topic, payload, content_type, received_us, broker, offset))
 
     def decode(self, message: DecoderMessage) -> tuple[Decoded | Rejected, str]:
         """Return the content of a message or the reason why it has none, and the name of the decoder ("" for none).
@@ -206,8 +235,11 @@ class DecoderSet:
     def _decode(self, message: DecoderMessage, *, is_inner: bool) -> tuple[Decoded | Rejected, str]:
         name = ""
         try:
-            configured = None if is_inner else self._configured_decoder(message.topic)
-            candidates = self._candidates(message) if configured is None else (configured,)
+            configured = None if is_inner else self._configured_decoder(message.topic, message.content_type)
+            named: tuple[Decoder, ...] = ()
+            if configured is None and message.content_type is not None:
+                named = self._named_by(message.content_type)
+            candidates = named or (self._candidates(message) if configured is None else (configured,))
             for decoder in candidates:
                 name = decoder.name
                 inner = None if is_inner else self._decode_inner
@@ -218,6 +250,10 @@ class DecoderSet:
             if configured is not None:
                 text = f"the decoder {name} is configured for this topic, and this is not of its format"
                 return Rejected("wrong format", text), name
+            if named:
+                names = " or ".join([one.name for one in named])
+                text = f"the content type is {bare_type(message.content_type)}, and this is not of the format {names}"
+                return Rejected("bad payload", text), name
         except RejectedError as error:
             return error.rejection, name
         except Exception as error:  # of any decoder: other messages must not suffer
@@ -225,17 +261,38 @@ class DecoderSet:
             return Rejected("decoder failed", f"the decoder {name}: {type(error).__name__}: {text}"), name
         return _unknown(message), ""
 
-    def _configured_decoder(self, topic: str) -> Decoder | None:
+    def _configured_decoder(self, topic: str, content_type: str | None) -> Decoder | None:
         if not self._rules:
             return None
+        key = (topic, bare_type(content_type) if self._has_typed_rules else None)
         try:
-            return self._configured[topic]
+            return self._configured[key]
         except KeyError:
-            found = next((decoder for pattern, decoder in self._rules if pattern.match(topic)), None)
+            found = next(
+                (
+                    decoder
+                    for pattern, wanted, decoder in self._rules
+                    if (wanted is None or wanted == key[1]) and pattern.match(topic)
+                ),
+                None,
+            )
             if len(self._configured) >= MAX_PLANS:
                 self._configured.clear()
-            self._configured[topic] = found
+            self._configured[key] = found
             return found
+
+    def _named_by(self, content_type: str) -> tuple[Decoder, ...]:
+        """Return the decoders of the format that a content type names; none if it names no format."""
+        found = self._typed.get(content_type)
+        if found is None:
+            kind = bare_type(content_type) or ""
+            found = tuple([one for one in self._decoders if kind in one.content_types])
+            if not found and kind.endswith(CBOR_SUFFIX):
+                found = tuple([one for one in self._decoders if CBOR_TYPE in one.content_types])
+            if len(self._typed) >= MAX_TYPES:
+                self._typed.clear()
+            self._typed[content_type] = found
+        return found
 
     def _candidates(self, message: DecoderMessage) -> tuple[Decoder, ...]:
         form, keys = _form(message)
@@ -258,12 +315,9 @@ class DecoderSet:
                 self._plans.clear()
                 self._quick.clear()
             self._plans[key] = found
-            if found and found[0].is_quick and not self._rules_match(message.topic):
+            if found and found[0].is_quick and self._configured_decoder(message.topic, message.content_type) is None:
                 self._quick[(message.topic, keys) if form == OBJECT else message.topic] = found[0]
         return found
-
-    def _rules_match(self, topic: str) -> bool:
-        return self._configured_decoder(topic) is not None
 
 
 NUMERIC: Final = "number"

@@ -53,19 +53,24 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:./_-]*\Z")
 MAX_RECORDS: Final = 1024
 
 
+STATED_TYPES: Final = (
+    "application/senml+json", "application/senml+cbor", "application/sensml+json", "application/sensml+cbor",
+)  # fmt: skip
+"""Content types that state SenML."""
+
+
 class SenmlDecoder(Decoder):
     """SenML packs."""
 
     name = "senml"
     title = "SenML (RFC 8428), JSON and CBOR"
     forms = frozenset((ARRAY, BINARY))
+    content_types = (*STATED_TYPES, "application/cbor")
 
     def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
         """Decode a pack, recognised by its labels or the content type."""
         content_type = (message.content_type or "").partition(";")[0].strip().lower()
-        is_stated = content_type in (
-            "application/senml+json", "application/senml+cbor", "application/sensml+json", "application/sensml+cbor",
-        )  # fmt: skip
+        is_stated = content_type in STATED_TYPES
         if message.is_json:
             records = message.json
         elif message.payload[:1] and (0x80 <= message.payload[0] <= 0x9F):  # a CBOR array

@@ -1,0 +1,1 @@
+"""Captures of the native protocol: files, their content packet by packet, drawings, and Wireshark's dissector."""

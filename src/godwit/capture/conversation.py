@@ -1,0 +1,281 @@
+"""The content of a capture, packet by packet: frames and records, repeats, losses and acknowledgements.
+
+A packet carries the connection id of its receiver, so all packets with one id are a *direction*. The two directions of
+a connection are known from the ACCEPT of its handshake; without it, from the addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from godwit.capture.pcapng import CapturedDatagram
+from godwit.errors import DecodeError
+from godwit.wire import cbor
+from godwit.wire import packet as wire
+from godwit.wire.batch import QOS_SHIFT, decode_head
+from godwit.wire.batch import decode_batches as decode_all_batches
+
+LOST_BEHIND: Final = 3
+"""A packet without an acknowledgement counts as lost if one that is newer by this much has one (RFC 9002)."""
+MAX_JOINED_BYTES: Final = 64 * 1024 * 1024
+"""Of unfinished records together. Further fragments are shown, and not joined."""
+IN_BAND: Final = 0xFF
+
+
+class PacketReport(msgspec.Struct):
+    """The content of a packet of a capture, and its fate."""
+
+    number: int
+    """In the capture, from 1."""
+    datagram: CapturedDatagram
+    packet_number: int | None = None
+    """None for a packet of the handshake, and for a datagram that is not a packet."""
+    parts: list[str] = []
+    """Its frames, in a few words each."""
+    problem: str = ""
+    """Why it is not an intact packet."""
+    is_data: bool = False
+    acknowledges: list[int] = []
+    """Packets of the capture that this one acknowledges, and no earlier one did."""
+    acknowledged_in: int = 0
+    """The packet of the capture that acknowledges it; 0 without one."""
+    repeats: int = 0
+    """The packet of the capture that had one of its fragments before; 0 if it has only new ones."""
+    is_duplicate: bool = False
+    """Whether the network has delivered it before."""
+    missing_before: int = 0
+    """Packet numbers before this one that are not in the capture: lost on the way, or skipped."""
+    is_lost: bool = False
+    """Whether it was not acknowledged, although newer packets were, or its data was sent again."""
+    is_repeated: bool = False
+    """Whether a later packet has one of its fragments."""
+
+
+class _Direction:
+    """The packets to one connection id."""
+
+    def __init__(self) -> None:
+        self.other: _Direction | None = None
+        self.expected = 0
+        self.seen: dict[int, PacketReport] = {}
+        self.fragments: dict[tuple[int, int, int], int] = {}
+        self.unfinished: dict[tuple[int, int], _Unfinished] = {}
+        self.channels: dict[int, str] = {}
+        """Channels by the kind of their record 0."""
+        self.largest_acknowledged = -1
+
+
+class _Unfinished:
+    """The fragments of a record that has not arrived completely."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, bytes] = {}
+        self.end: int | None = None
+
+    def whole(self) -> bytes | None:
+        """Return the record if it is complete."""
+        if self.end is None:
+            return None
+        joined = bytearray()
+        for offset, part in sorted(self.parts.items()):
+            if offset > len(joined):
+                return None
+            joined += part[len(joined) - offset :] if offset < len(joined) else part
+        return bytes(joined) if len(joined) >= self.end else None
+
+
+class CaptureReader:
+    """Reads datagrams in the order of the capture, and reports on each."""
+
+    def __init__(self) -> None:
+        self.reports: list[PacketReport] = []
+        self._directions: dict[int, _Direction] = {}
+        self._by_addresses: dict[tuple[Any, Any], _Direction] = {}
+        self._joined_bytes = 0
+
+    def add(self, datagram: CapturedDatagram) -> PacketReport:
+        """Add the next datagram. Return its report, which later packets complete."""
+        report = PacketReport(len(self.reports) + 1, datagram)
+        self.reports.append(report)
+        try:
+            connection_id, number, content = wire.decode_packet(datagram.data)
+            frames = wire.decode_frames(content)
+        except DecodeError as error:
+            report.problem = f"cut by the capture at {len(datagram.data)} bytes" if datagram.length else str(error)
+            return report
+        direction = self._direction(connection_id, datagram)
+        if not isinstance(frames[0], _HANDSHAKE):
+            self._track(direction, number, report)
+        for frame in frames:
+            report.parts.append(self._describe(frame, direction, report))
+        if isinstance(frames[0], wire.AcceptFrame):
+            self._link(connection_id, frames[0].connection_id)
+        return report
+
+    def finish(self) -> list[PacketReport]:
+        """Return all reports, after lost packets were marked."""
+        for direction in self._directions.values():
+            for number, report in direction.seen.items():
+                is_old = number + LOST_BEHIND <= direction.largest_acknowledged
+                is_missed = report.is_data and not report.acknowledged_in
+                report.is_lost = is_missed and (is_old or report.is_repeated)
+        return self.reports
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _direction(self, connection_id: int, datagram: CapturedDatagram) -> _Direction:
+        found = self._directions.get(connection_id)
+        if found is None:
+            found = self._directions[connection_id] = _Direction()
+        if found.other is None and connection_id:
+            back = self._by_addresses.get((datagram.destination, datagram.source))
+            if back is not None and back is not found and back.other is None:
+                found.other, back.other = back, found
+            self._by_addresses[datagram.source, datagram.destination] = found
+        return found
+
+    def _link(self, client_id: int, server_id: int) -> None:
+        to_client = self._directions.setdefault(client_id, _Direction())
+        to_server = self._directions.setdefault(server_id, _Direction())
+        to_client.other, to_server.other = to_server, to_client
+
+    def _track(self, direction: _Direction, truncated: int, report: PacketReport) -> None:
+        is_first = not direction.seen
+        number = wire.expand_number(truncated, direction.expected)
+        report.packet_number = number
+        if number in direction.seen:
+            report.is_duplicate = True
+            return
+        direction.seen[number] = report
+        if number >= direction.expected:
+            report.missing_before = 0 if is_first else number - direction.expected
+            direction.expected = number + 1
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def _describe(self, frame: wire.Frame, direction: _Direction, report: PacketReport) -> str:
+        match frame:
+            case wire.DataFrame():
+                report.is_data = True
+                return self._describe_data(frame, direction, report)
+            case wire.AckFrame():
+                self._acknowledge(frame, direction, report)
+                spans = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in frame.ranges)
+                position = "" if frame.next_position is None else f" next position {frame.next_position}"
+                return f"ACK {spans}{position}"
+            case wire.ConfirmFrame():
+                return f"CONFIRM channel {frame.channel} to record {frame.sequence}"
+            case wire.CreditFrame():
+                return f"CREDIT channel {frame.channel}"
+            case wire.BlockedFrame():
+                return f"BLOCKED channel {frame.channel}"
+            case wire.CloseFrame() | wire.RefuseFrame():
+                name = "CLOSE" if isinstance(frame, wire.CloseFrame) else "REFUSE"
+                return f"{name} code {frame.code}{f': {frame.reason}' if frame.reason else ''}"
+        return _NAMES[type(frame)]
+
+    def _acknowledge(self, frame: wire.AckFrame, direction: _Direction, report: PacketReport) -> None:
+        """Mark the packets of the other direction that this frame acknowledges. A long range costs no more work."""
+        other = direction.other
+        if other is None or not other.seen:
+            return
+        for first, last in frame.ranges:
+            end = wire.expand_number(last, other.expected)
+            begin = end - ((last - first) & 0xFFFF_FFFF)
+            other.largest_acknowledged = max(other.largest_acknowledged, min(end, other.expected - 1))
+            numbers = range(max(begin, 0), min(end, other.expected) + 1)
+            for number in numbers if len(numbers) <= len(other.seen) else list(other.seen):
+                sent = other.seen.get(number)
+                if sent is not None and begin <= number <= end and not sent.acknowledged_in:
+                    sent.acknowledged_in = report.number
+                    report.acknowledges.append(sent.number)
+
+    def _describe_data(self, frame: wire.DataFrame, direction: _Direction, report: PacketReport) -> str:
+        place = f"DATA channel {frame.channel} record {frame.record}"
+        if frame.position is not None:
+            place += f" position {frame.position}"
+        if frame.flags & wire.UNRELIABLE:
+            return f"{place} unreliable: {describe_record(frame.body, frame.channel, 1, '')}"
+        key = (frame.channel, frame.record, frame.offset)
+        first = direction.fragments.setdefault(key, report.number)
+        if first != report.number:
+            report.repeats = first
+            self.reports[first - 1].is_repeated = True
+        if frame.flags & wire.WHOLE:
+            record: bytes | None = frame.body
+        else:
+            place += f" bytes {frame.offset}-{frame.offset + len(frame.body) - 1}"
+            record = self._join(frame, direction)
+        if record is None:
+            return place
+        text = describe_record(record, frame.channel, frame.record, direction.channels.get(frame.channel, ""))
+        if frame.record == 0 and frame.channel:
+            direction.channels[frame.channel] = text
+        return f"{place}: {text}"
+
+    def _join(self, frame: wire.DataFrame, direction: _Direction) -> bytes | None:
+        key = (frame.channel, frame.record)
+        unfinished = direction.unfinished.setdefault(key, _Unfinished())
+        if frame.flags & wire.LAST:
+            unfinished.end = frame.offset + len(frame.body)
+        known = unfinished.parts.get(frame.offset, b"")
+        if len(frame.body) > len(known) and self._joined_bytes + len(frame.body) <= MAX_JOINED_BYTES:
+            self._joined_bytes += len(frame.body) - len(known)
+            unfinished.parts[frame.offset] = frame.body
+        record = unfinished.whole()
+        if record is not None:
+            del direction.unfinished[key]
+            self._joined_bytes -= sum(map(len, unfinished.parts.values()))
+        return record
+
+
+_HANDSHAKE: Final = (
+    wire.HelloFrame, wire.CookieFrame, wire.ConnectFrame, wire.AcceptFrame, wire.RefuseFrame, wire.ResetFrame
+)  # fmt: skip
+_NAMES: Final[dict[type[Any], str]] = {
+    wire.PingFrame: "PING", wire.HelloFrame: "HELLO", wire.CookieFrame: "COOKIE", wire.ConnectFrame: "CONNECT",
+    wire.AcceptFrame: "ACCEPT", wire.PathProbeFrame: "PATH_PROBE", wire.PathResponseFrame: "PATH_RESPONSE",
+    wire.ResetFrame: "RESET",
+}  # fmt: skip
+
+
+def describe_record(record: bytes, channel: int, number: int, channel_kind: str) -> str:
+    """Return what a record contains, in a few words.
+
+    Args:
+        record: The whole record.
+        channel: Its channel.
+        number: Its number.
+        channel_kind: The kind of the channel's first record, if it is known.
+    """
+    try:
+        if not record:
+            return "empty"
+        if channel == 0 or (number == 0 and record[0] >> 5 == 5):
+            return _kind_of(cbor.load(record))
+        if record[0] == IN_BAND:
+            return _kind_of(cbor.load(record[1:]))
+        if channel_kind == "work":
+            length = int.from_bytes(record[:4], "big")
+            return _kind_of(cbor.load(record[4 : 4 + length]))
+        qos = decode_head(record).flags >> QOS_SHIFT
+        messages = sum(len(batch.payloads) for batch in decode_all_batches(record))
+    except (DecodeError, ValueError):
+        return f"{len(record)} bytes"
+    return f"{messages} message{'' if messages == 1 else 's'}, QoS {qos}"
+
+
+def _kind_of(plain: Any) -> str:
+    kind = plain.get("kind") if isinstance(plain, dict) else None
+    return kind if isinstance(kind, str) else "unknown"
+
+
+def read_reports(datagrams: Iterable[CapturedDatagram]) -> list[PacketReport]:
+    """Return the reports on all datagrams of a capture."""
+    reader = CaptureReader()
+    for datagram in datagrams:
+        reader.add(datagram)
+    return reader.finish()

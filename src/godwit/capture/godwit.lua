@@ -1,0 +1,899 @@
+-- The Godwit protocol, version 1, for Wireshark and tshark: packets, frames, records, batches, control messages, work.
+-- docs/PROTOCOL.md of Godwit specifies the bytes. `godwit dissector install` copies this file to Wireshark's plugins.
+--
+-- Packets are recognised on the ports of the preference, and on any port by their checksum. Fragments are joined to
+-- records per connection and channel; requests are linked with their replies, and fragments with earlier copies.
+
+local godwit = Proto("godwit", "Godwit")
+
+local MAX_RECORD_BYTES = 32 * 1024 * 1024 -- longer records are not joined
+local MAX_HELD_BYTES = 256 * 1024 * 1024 -- of all unfinished records together
+local MAX_DEPTH = 16 -- of CBOR
+local SMALLEST_PACKET = 18
+local INTACT = 0x48674BC7
+
+-- Lua 5.2 has no operators for bits, and 5.4 no library: Wireshark's own is there in most versions.
+local bits = bit or bit32
+local band, bxor, rshift
+if bits then
+  band, bxor, rshift = bits.band, bits.bxor, bits.rshift
+else
+  band = load("return function(a, b) return a & b end")()
+  bxor = load("return function(a, b) return a ~ b end")()
+  rshift = load("return function(a, n) return (a & 0xFFFFFFFF) >> n end")()
+end
+
+-- fields --------------------------------------------------------------------------------------------------------------
+
+local FRAMES = {
+  [0x00] = "PADDING", [0x01] = "PING", [0x02] = "HELLO", [0x03] = "COOKIE", [0x04] = "CONNECT", [0x05] = "ACCEPT",
+  [0x06] = "REFUSE", [0x07] = "ACK", [0x08] = "ACK_POSITION", [0x09] = "CONFIRM", [0x0a] = "CREDIT",
+  [0x0b] = "BLOCKED", [0x0c] = "PATH_PROBE", [0x0d] = "PATH_RESPONSE", [0x0e] = "CLOSE", [0x0f] = "RESET",
+}
+for kind = 0x40, 0x7f do FRAMES[kind] = "DATA" end
+
+local CODES = {
+  [0] = "NORMAL", [1] = "SHUTDOWN", [2] = "PROTOCOL", [3] = "LIMIT", [4] = "VERSION", [5] = "BUSY", [6] = "TIMEOUT",
+  [7] = "RESET", [8] = "INTERNAL", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
+  [103] = "NO_SUCH_TOPIC", [104] = "BAD_TOPIC", [105] = "BAD_FILTER", [106] = "TOO_LARGE", [107] = "NOT_SUBSCRIBED",
+  [108] = "BAD_NAME", [109] = "NAME_IN_USE", [110] = "TAKEN_OVER", [111] = "KICKED", [112] = "STALE_EPOCH",
+  [113] = "TOPIC_EXISTS", [114] = "NOT_LOGGED_IN", [115] = "TOO_MANY", [116] = "NO_SUCH_CLIENT", [117] = "STORAGE",
+  [118] = "NO_SUCH_OFFSET", [119] = "NO_SUCH_JOB", [120] = "BAD_KIND",
+}
+
+local fields = {}
+local function define(name, make, ...)
+  fields[name] = make("godwit." .. name, ...)
+  return fields[name]
+end
+
+define("version", ProtoField.uint8, "Version", base.DEC, nil, 0xf0)
+define("flags", ProtoField.uint8, "Flags", base.HEX, nil, 0x0f)
+define("sealed", ProtoField.bool, "Sealed", 8, nil, 0x01)
+define("connection_id", ProtoField.bytes, "Connection id")
+define("number", ProtoField.uint32, "Packet number (lower half)", base.DEC)
+define("checksum", ProtoField.uint32, "CRC-32C", base.HEX)
+define("checksum_status", ProtoField.string, "Status of the checksum")
+define("length", ProtoField.uint32, "Length", base.DEC)
+define("to", ProtoField.string, "Receiver")
+define("frame", ProtoField.none, "Frame")
+define("frame_type", ProtoField.uint8, "Type", base.HEX, FRAMES)
+define("padding", ProtoField.uint32, "Bytes of padding", base.DEC)
+
+define("hello.connection_id", ProtoField.bytes, "Connection id of the client")
+define("hello.nonce", ProtoField.bytes, "Nonce of the client")
+define("cookie.cookie", ProtoField.bytes, "Cookie")
+define("cookie.nonce", ProtoField.bytes, "Nonce of the client")
+define("connect.connection_id", ProtoField.bytes, "Connection id of the client")
+define("connect.nonce", ProtoField.bytes, "Nonce of the client")
+define("connect.cookie", ProtoField.bytes, "Cookie")
+define("accept.connection_id", ProtoField.bytes, "Connection id of the server")
+define("accept.nonce", ProtoField.bytes, "Nonce of the server")
+define("accept.token", ProtoField.bytes, "Reset token")
+define("parameters", ProtoField.string, "Parameters")
+define("refuse.nonce", ProtoField.bytes, "Nonce of the client")
+define("refuse.code", ProtoField.uint16, "Code", base.DEC, CODES)
+define("refuse.reason", ProtoField.string, "Reason")
+define("ack.delay_us", ProtoField.uint32, "Delay (us)", base.DEC)
+define("ack.next_position", ProtoField.uint32, "Next position", base.DEC)
+define("ack.count", ProtoField.uint8, "Ranges", base.DEC)
+define("ack.first", ProtoField.uint32, "First", base.DEC)
+define("ack.last", ProtoField.uint32, "Last", base.DEC)
+define("confirm.channel", ProtoField.uint32, "Channel", base.DEC)
+define("confirm.sequence", ProtoField.uint64, "Up to record", base.DEC)
+define("confirm.reached", ProtoField.uint32, "Reached", base.DEC)
+define("credit.channel", ProtoField.uint32, "Channel", base.DEC)
+define("credit.limit", ProtoField.uint64, "Limit (bytes)", base.DEC)
+define("blocked.channel", ProtoField.uint32, "Channel", base.DEC)
+define("blocked.limit", ProtoField.uint64, "Limit (bytes)", base.DEC)
+define("path_probe.challenge", ProtoField.bytes, "Challenge")
+define("path_response.challenge", ProtoField.bytes, "Challenge")
+define("path_response.mac", ProtoField.bytes, "MAC")
+define("close.code", ProtoField.uint16, "Code", base.DEC, CODES)
+define("close.reason", ProtoField.string, "Reason")
+define("close.mac", ProtoField.bytes, "MAC")
+define("reset.token", ProtoField.bytes, "Token")
+
+define("data.has_length", ProtoField.bool, "HAS_LENGTH", 8, nil, 0x01)
+define("data.whole", ProtoField.bool, "WHOLE", 8, nil, 0x02)
+define("data.last", ProtoField.bool, "LAST", 8, nil, 0x04)
+define("data.has_position", ProtoField.bool, "HAS_POSITION", 8, nil, 0x08)
+define("data.unreliable", ProtoField.bool, "UNRELIABLE", 8, nil, 0x10)
+define("data.end", ProtoField.bool, "END", 8, nil, 0x20)
+define("data.channel", ProtoField.uint32, "Channel", base.DEC)
+define("data.record", ProtoField.uint32, "Record (lower half)", base.DEC)
+define("data.offset", ProtoField.uint32, "Offset", base.DEC)
+define("data.position", ProtoField.uint32, "Position (lower half)", base.DEC)
+define("data.length", ProtoField.uint16, "Length", base.DEC)
+define("data.body", ProtoField.bytes, "Body")
+define("data.first_sent_in", ProtoField.framenum, "First sent in", base.NONE, frametype.RETRANS_PREV)
+
+define("record", ProtoField.none, "Record")
+define("record.bytes", ProtoField.uint32, "Length of the record", base.DEC)
+define("control", ProtoField.none, "Control message")
+define("control.kind", ProtoField.string, "Kind")
+define("control.request", ProtoField.uint32, "Request", base.DEC)
+define("control.json", ProtoField.string, "Content")
+define("control.field", ProtoField.string, "Field")
+define("request_in", ProtoField.framenum, "Request in", base.NONE, frametype.REQUEST)
+define("reply_in", ProtoField.framenum, "Reply in", base.NONE, frametype.RESPONSE)
+define("batch", ProtoField.none, "Batch")
+define("batch.lone", ProtoField.bool, "LONE", 8, nil, 0x01)
+define("batch.deltas", ProtoField.bool, "DELTAS", 8, nil, 0x02)
+define("batch.retain", ProtoField.bool, "RETAIN", 8, nil, 0x04)
+define("batch.has_sequence", ProtoField.bool, "SEQUENCE", 8, nil, 0x08)
+define("batch.has_route", ProtoField.bool, "ROUTE", 8, nil, 0x10)
+define("batch.has_extension", ProtoField.bool, "EXTENSION", 8, nil, 0x20)
+define("batch.qos", ProtoField.uint8, "QoS", base.DEC, nil, 0xc0)
+define("batch.published_us", ProtoField.uint64, "Published (us since 1970)", base.DEC)
+define("batch.sequence", ProtoField.uint64, "Sequence", base.DEC)
+define("batch.topic_label", ProtoField.uint32, "Topic label", base.DEC)
+define("batch.publisher_label", ProtoField.uint32, "Publisher label", base.DEC)
+define("batch.topic", ProtoField.string, "Topic")
+define("batch.publisher", ProtoField.string, "Publisher")
+define("batch.offset", ProtoField.uint64, "Offset in the log", base.DEC)
+define("batch.received_us", ProtoField.uint64, "Received (us since 1970)", base.DEC)
+define("batch.extension", ProtoField.bytes, "Extension")
+define("batch.extension_json", ProtoField.string, "Content of the extension")
+define("batch.count", ProtoField.uint32, "Count", base.DEC)
+define("batch.message_length", ProtoField.uint32, "Length", base.DEC)
+define("batch.delta_us", ProtoField.uint32, "Delta (us)", base.DEC)
+define("batch.payload", ProtoField.bytes, "Payload")
+define("batch.empty_payload", ProtoField.none, "Empty payload")
+define("work", ProtoField.none, "Work group")
+define("work.kind", ProtoField.string, "Kind")
+define("work.json", ProtoField.string, "Head")
+define("work.field", ProtoField.string, "Field")
+define("work.payloads", ProtoField.bytes, "Payloads")
+
+do
+  local list = {}
+  for _, field in pairs(fields) do list[#list + 1] = field end
+  godwit.fields = list
+end
+
+local experts = {
+  checksum = ProtoExpert.new("godwit.expert.checksum", "Bad checksum", expert.group.CHECKSUM, expert.severity.ERROR),
+  malformed = ProtoExpert.new("godwit.expert.malformed", "Malformed", expert.group.MALFORMED, expert.severity.ERROR),
+  version = ProtoExpert.new("godwit.expert.version", "Unknown version or flags", expert.group.PROTOCOL,
+    expert.severity.WARN),
+  retransmit = ProtoExpert.new("godwit.expert.retransmit", "Fragment sent again", expert.group.SEQUENCE,
+    expert.severity.NOTE),
+  repeated = ProtoExpert.new("godwit.expert.repeated", "Packet number seen before", expert.group.SEQUENCE,
+    expert.severity.WARN),
+  missing = ProtoExpert.new("godwit.expert.missing", "Packets before this one are missing", expert.group.SEQUENCE,
+    expert.severity.NOTE),
+  late = ProtoExpert.new("godwit.expert.late", "Packet out of order", expert.group.SEQUENCE, expert.severity.NOTE),
+  gap = ProtoExpert.new("godwit.expert.gap", "Messages are missing", expert.group.SEQUENCE, expert.severity.WARN),
+  refused = ProtoExpert.new("godwit.expert.refused", "A request was refused", expert.group.RESPONSE_CODE,
+    expert.severity.NOTE),
+}
+do
+  local list = {}
+  for _, one in pairs(experts) do list[#list + 1] = one end
+  godwit.experts = list
+end
+
+godwit.prefs.ports = Pref.range("UDP ports", "50000", "Ports of brokers", 65535)
+
+-- state of a capture --------------------------------------------------------------------------------------------------
+
+local directions -- by connection id of the receiver, as text
+local pairs_by_address -- two directions by the addresses of both sides
+local facts -- what the first pass has found, by frame number
+local held_bytes
+
+local function forget()
+  directions, pairs_by_address, facts, held_bytes = {}, {}, {}, 0
+end
+forget()
+godwit.init = forget
+
+local function new_direction(id)
+  return {
+    id = id, role = nil, other = nil, largest = nil, numbers = {}, fragments = {}, records = {}, channels = {},
+    requests = {}, topics = {}, publishers = {},
+  }
+end
+
+-- The direction of packets to this connection id. Its counterpart is known from the handshake, or by the addresses.
+local function direction_of(id, pinfo)
+  local found = directions[id]
+  if not found then
+    found = new_direction(id)
+    directions[id] = found
+  end
+  if not found.other then
+    local from = tostring(pinfo.src) .. " " .. pinfo.src_port
+    local to = tostring(pinfo.dst) .. " " .. pinfo.dst_port
+    local back = pairs_by_address[to .. " " .. from]
+    if back and back ~= found and not back.other then
+      found.other, back.other = back, found
+    end
+    pairs_by_address[from .. " " .. to] = found
+  end
+  return found
+end
+
+local function link(client_id, server_id)
+  local to_client = directions[client_id] or new_direction(client_id)
+  local to_server = directions[server_id] or new_direction(server_id)
+  directions[client_id], directions[server_id] = to_client, to_server
+  to_client.role, to_server.role = "client", "server"
+  to_client.other, to_server.other = to_server, to_client
+end
+
+-- checksum ------------------------------------------------------------------------------------------------------------
+
+local crc_table = {}
+for index = 0, 255 do
+  local value = index
+  for _ = 1, 8 do
+    if band(value, 1) == 1 then value = bxor(rshift(value, 1), 0x82F63B78) else value = rshift(value, 1) end
+  end
+  crc_table[index] = value
+end
+
+local function crc32c(data)
+  local value = 0xFFFFFFFF
+  for at = 1, #data do
+    value = bxor(rshift(value, 8), crc_table[band(bxor(value, data:byte(at)), 0xFF)])
+  end
+  value = bxor(value, 0xFFFFFFFF)
+  if value < 0 then value = value + 4294967296 end -- the numbers of some libraries are signed
+  return value
+end
+
+-- CBOR as JSON --------------------------------------------------------------------------------------------------------
+
+local function quoted(text)
+  return '"' .. text:gsub('[%c"\\\127]', function(letter)
+    return string.format("\\u%04x", letter:byte())
+  end) .. '"'
+end
+
+local function hex(text)
+  return (text:gsub(".", function(letter) return string.format("%02x", letter:byte()) end))
+end
+
+local function half(value)
+  local sign = value >= 0x8000 and -1 or 1
+  local exponent, fraction = math.floor(value / 1024) % 32, value % 1024
+  if exponent == 0 then return sign * fraction * 2 ^ -24 end
+  if exponent == 31 then return fraction == 0 and sign * math.huge or 0 / 0 end
+  return sign * (1 + fraction / 1024) * 2 ^ (exponent - 15)
+end
+
+local function float_text(value)
+  if value ~= value then return '"NaN"' end
+  if value == math.huge then return '"Infinity"' end
+  if value == -math.huge then return '"-Infinity"' end
+  local text = string.format("%.17g", value)
+  return text:find("[.e]") and text or text .. ".0"
+end
+
+-- Returns the value as {json =, text =, list =, map =} and the position after it, or nil and the reason.
+local cbor_value
+
+local function cbor_items(tvb, at, count, depth, is_map)
+  local items, keys, parts = {}, {}, {}
+  for index = 1, count do
+    local key
+    if is_map then
+      key, at = cbor_value(tvb, at, depth + 1)
+      if not key then return nil, at end
+    end
+    local value
+    value, at = cbor_value(tvb, at, depth + 1)
+    if not value then return nil, at end
+    if is_map then
+      items[key.text or key.json], keys[index] = value, key.text or key.json
+      parts[index] = (key.text and key.json or quoted(key.json)) .. ": " .. value.json
+    else
+      items[index], parts[index] = value, value.json
+    end
+  end
+  local json = table.concat(parts, ", ")
+  if is_map then return { json = "{" .. json .. "}", map = items, keys = keys }, at end
+  return { json = "[" .. json .. "]", list = items }, at
+end
+
+function cbor_value(tvb, at, depth)
+  if depth > MAX_DEPTH then return nil, "CBOR is nested too deeply" end
+  if at >= tvb:len() then return nil, "CBOR is cut short" end
+  local begin = at
+  local first = tvb(at, 1):uint()
+  local major, extra = math.floor(first / 32), first % 32
+  at = at + 1
+  local size = ({ [24] = 1, [25] = 2, [26] = 4, [27] = 8 })[extra] or 0
+  if extra > 27 then return nil, "CBOR of indefinite length" end
+  if at + size > tvb:len() then return nil, "CBOR is cut short" end
+  local number, digits = extra, tostring(extra)
+  if size > 0 and size < 8 then
+    number = tvb(at, size):uint()
+    digits = string.format("%.0f", number)
+  elseif size == 8 then
+    local wide = tvb(at, 8):uint64()
+    digits, number = tostring(wide), wide:tonumber()
+  end
+  local argument_at = at
+  at = at + size
+  if major == 0 then
+    return { json = digits, number = number, begin = begin }, at
+  elseif major == 1 then
+    if size == 8 then
+      digits = tostring(tvb(argument_at, 8):uint64() + 1)
+    else
+      digits = string.format("%.0f", number + 1)
+    end
+    return { json = "-" .. digits, begin = begin }, at
+  elseif major == 2 or major == 3 then
+    if number > tvb:len() - at then return nil, "CBOR is cut short" end
+    local text = number > 0 and tvb(at, number):raw() or ""
+    if major == 2 then return { json = '"' .. hex(text) .. '"', begin = begin }, at + number end
+    return { json = quoted(text), text = text, begin = begin }, at + number
+  elseif major == 4 or major == 5 then
+    if number > tvb:len() - at then return nil, "CBOR claims more values than there are bytes" end
+    return cbor_items(tvb, at, number, depth, major == 5)
+  elseif major == 7 then
+    if size == 0 then
+      local names = { [20] = "false", [21] = "true", [22] = "null" }
+      if names[extra] then return { json = names[extra], begin = begin }, at end
+    elseif size == 2 then
+      return { json = float_text(half(number)), begin = begin }, at
+    elseif size == 4 or size == 8 then
+      return { json = float_text(tvb(argument_at, size):float()), begin = begin }, at
+    end
+  end
+  return nil, "CBOR of a type that the protocol does not use"
+end
+
+-- A map: its value, or nil after it was reported as malformed.
+local function cbor_map(tvb, tree)
+  local value, after = cbor_value(tvb, 0, 0)
+  if not value then
+    tree:add_proto_expert_info(experts.malformed, after)
+  elseif not value.map then
+    tree:add_proto_expert_info(experts.malformed, "not a map")
+    value = nil
+  elseif after ~= tvb:len() then
+    tree:add_proto_expert_info(experts.malformed, "bytes after the map")
+  end
+  return value
+end
+
+-- records -------------------------------------------------------------------------------------------------------------
+
+local REPLIES = {
+  done = true, error = true, pong = true, subscribed = true, progressed = true, topic_list = true, client_list = true,
+  cursor_list = true, group_list = true, volunteered = true, watched = true, retried = true, job_list = true,
+  job_shown = true, worker_list = true, capture_began = true,
+}
+local OPENINGS = { opened = true, refused = true }
+
+local function note_labels(direction, map)
+  for _, name in ipairs({ "topics", "publishers" }) do
+    local pairs_of_labels = map[name]
+    if pairs_of_labels and pairs_of_labels.list then
+      for _, pair in ipairs(pairs_of_labels.list) do
+        local label, text = pair.list and pair.list[1], pair.list and pair.list[2]
+        if label and text and text.text then direction[name][label.json] = text.text end
+      end
+    end
+  end
+end
+
+-- The key under which a request and its reply are the same.
+local function exchange_of(kind, map, channel)
+  if kind == "login" or kind == "welcome" then return "login" end
+  if kind == "open" then return "open " .. channel end
+  if OPENINGS[kind] and map.channel then return "open " .. map.channel.json end
+  if map.request then return "request " .. map.request.json end
+  return nil
+end
+
+local function link_request(direction, kind, map, channel, found, number)
+  local exchange = exchange_of(kind, map, channel)
+  if not exchange or not direction.other then return end
+  if REPLIES[kind] or OPENINGS[kind] or kind == "welcome" then
+    local request = direction.other.requests[exchange]
+    if request then
+      found.request_in = request.number
+      request.found.reply_in = number
+      direction.other.requests[exchange] = nil
+    end
+  else
+    direction.requests[exchange] = { number = number, found = found }
+  end
+end
+
+local function show_control(tvb, tree, context, channel)
+  local item = tree:add(fields["control"], tvb())
+  local value = cbor_map(tvb, item)
+  if not value then return nil end
+  local kind = value.map.kind and value.map.kind.text or "?"
+  item:set_text("Control message: " .. kind)
+  item:add(fields["control.kind"], tvb(), kind)
+  if value.map.request and value.map.request.number then
+    item:add(fields["control.request"], tvb(), value.map.request.number)
+  end
+  item:add(fields["control.json"], tvb(), value.json)
+  for _, key in ipairs(value.keys) do
+    item:add(fields["control.field"], tvb(), key .. ": " .. value.map[key].json)
+  end
+  local found = context.found()
+  if not context.visited then
+    if kind == "labels" then note_labels(context.direction, value.map) end
+    link_request(context.direction, kind, value.map, channel, found, context.number)
+  end
+  if found.request_in then item:add(fields["request_in"], found.request_in):set_generated() end
+  if found.reply_in then item:add(fields["reply_in"], found.reply_in):set_generated() end
+  if kind == "gap" then item:add_proto_expert_info(experts.gap, value.json) end
+  if kind == "error" or kind == "refused" then item:add_proto_expert_info(experts.refused, value.json) end
+  context.info(kind)
+  return kind
+end
+
+-- Returns the position after the batch, or nil.
+local function show_batch(tvb, at, tree, context)
+  local begin = at
+  local item = tree:add(fields["batch"], tvb(begin))
+  local function need(count)
+    if at + count <= tvb:len() then return true end
+    item:add_proto_expert_info(experts.malformed, "the batch is cut short")
+    return false
+  end
+  if not need(9) then return nil end
+  local flags = tvb(at, 1):uint()
+  for _, name in ipairs({ "lone", "deltas", "retain", "has_sequence", "has_route", "has_extension", "qos" }) do
+    item:add(fields["batch." .. name], tvb(at, 1))
+  end
+  item:add(fields["batch.published_us"], tvb(at + 1, 8))
+  at = at + 9
+  if band(flags, 0x08) ~= 0 then
+    if not need(8) then return nil end
+    item:add(fields["batch.sequence"], tvb(at, 8))
+    at = at + 8
+  end
+  local topic
+  if band(flags, 0x10) ~= 0 then
+    if not need(24) then return nil end
+    item:add(fields["batch.topic_label"], tvb(at, 4))
+    item:add(fields["batch.publisher_label"], tvb(at + 4, 4))
+    topic = context.direction.topics[tostring(tvb(at, 4):uint())]
+    local publisher = context.direction.publishers[tostring(tvb(at + 4, 4):uint())]
+    if topic then item:add(fields["batch.topic"], tvb(at, 4), topic):set_generated() end
+    if publisher then item:add(fields["batch.publisher"], tvb(at + 4, 4), publisher):set_generated() end
+    item:add(fields["batch.offset"], tvb(at + 8, 8))
+    item:add(fields["batch.received_us"], tvb(at + 16, 8))
+    at = at + 24
+  end
+  if band(flags, 0x20) ~= 0 then
+    if not need(4) then return nil end
+    local length = tvb(at, 4):uint()
+    at = at + 4
+    if not need(length) then return nil end
+    if length > 0 then
+      item:add(fields["batch.extension"], tvb(at, length))
+      local value, problem = cbor_value(tvb(at, length):tvb(), 0, 0)
+      if value then
+        item:add(fields["batch.extension_json"], tvb(at, length), value.json)
+      else
+        item:add_proto_expert_info(experts.malformed, "extension: " .. problem)
+      end
+    end
+    at = at + length
+  end
+  local count = 1
+  if band(flags, 0x01) ~= 0 then
+    if at < tvb:len() then
+      item:add(fields["batch.payload"], tvb(at))
+    else
+      item:add(fields["batch.empty_payload"], tvb(begin, 1))
+    end
+    at = tvb:len()
+  else
+    if not need(4) then return nil end
+    count = tvb(at, 4):uint()
+    item:add(fields["batch.count"], tvb(at, 4))
+    at = at + 4
+    local has_deltas = band(flags, 0x02) ~= 0
+    if count > 65536 or not need(count * (has_deltas and 8 or 4)) then return nil end
+    local lengths = {}
+    for index = 1, count do
+      lengths[index] = tvb(at, 4):uint()
+      item:add(fields["batch.message_length"], tvb(at, 4))
+      at = at + 4
+    end
+    for _ = 1, has_deltas and count or 0 do
+      item:add(fields["batch.delta_us"], tvb(at, 4))
+      at = at + 4
+    end
+    for _, length in ipairs(lengths) do
+      if not need(length) then return nil end
+      if length > 0 then
+        item:add(fields["batch.payload"], tvb(at, length))
+      else
+        item:add(fields["batch.empty_payload"], tvb(begin, 1))
+      end
+      at = at + length
+    end
+  end
+  item:set_len(at - begin)
+  item:set_text(string.format("Batch: %d message%s, QoS %d%s", count, count == 1 and "" or "s",
+    math.floor(flags / 64), topic and (", " .. topic) or ""))
+  context.info(count == 1 and "message" or count .. " messages")
+  return at
+end
+
+local function show_work(tvb, tree, context)
+  local item = tree:add(fields["work"], tvb())
+  local length = tvb:len() >= 4 and tvb(0, 4):uint() or -1
+  if length <= 0 or length > tvb:len() - 4 then
+    item:add_proto_expert_info(experts.malformed, "the work group is cut short")
+    return
+  end
+  local value = cbor_map(tvb(4, length):tvb(), item)
+  if not value then return end
+  local kind = value.map.kind and value.map.kind.text or "?"
+  item:set_text("Work group: " .. kind)
+  item:add(fields["work.kind"], tvb(4, length), kind)
+  item:add(fields["work.json"], tvb(4, length), value.json)
+  for _, key in ipairs(value.keys) do
+    item:add(fields["work.field"], tvb(4, length), key .. ": " .. value.map[key].json)
+  end
+  if tvb:len() > 4 + length then item:add(fields["work.payloads"], tvb(4 + length)) end
+  context.info(kind)
+end
+
+-- A record of a work channel whose beginning was not captured has a map with `kind` behind its length.
+local function looks_like_work(tvb)
+  if tvb:len() < 10 or tvb(0, 4):uint() > tvb:len() - 4 then return false end
+  return math.floor(tvb(4, 1):uint() / 32) == 5 and tvb(5, 5):raw() == "\100kind"
+end
+
+local function show_record(tvb, tree, context, channel, record, is_unreliable)
+  local item = tree:add(fields["record"], tvb())
+  item:set_text(string.format("Record %d of channel %d", record, channel))
+  item:add(fields["record.bytes"], tvb:len())
+  if tvb:len() == 0 then
+    return
+  elseif channel == 0 or (record == 0 and not is_unreliable and math.floor(tvb(0, 1):uint() / 32) == 5) then
+    local kind = show_control(tvb, item, context, channel)
+    if channel ~= 0 and not context.visited then context.direction.channels[channel] = kind end
+  elseif context.direction.channels[channel] == "work" or looks_like_work(tvb) then
+    show_work(tvb, item, context)
+  elseif tvb(0, 1):uint() == 0xff then
+    if tvb:len() > 1 then show_control(tvb(1):tvb(), item, context, channel) end
+  else
+    local at = 0
+    while at and at < tvb:len() do at = show_batch(tvb, at, item, context) end
+  end
+end
+
+-- Adds a fragment, and returns the record if it is complete now.
+local function join(direction, channel, record, offset, body, is_last)
+  local key = channel .. " " .. record
+  local parts = direction.records[key]
+  if parts == "done" then return nil end
+  if not parts then
+    parts = { at = {}, bytes = 0, length = nil }
+    direction.records[key] = parts
+  end
+  if is_last then parts.length = offset + #body end
+  if parts.at[offset] == nil or #parts.at[offset] < #body then
+    local added = #body - #(parts.at[offset] or "")
+    if offset + #body > MAX_RECORD_BYTES or held_bytes + added > MAX_HELD_BYTES then return nil end
+    parts.at[offset] = body
+    parts.bytes, held_bytes = parts.bytes + added, held_bytes + added
+  end
+  if not parts.length or parts.bytes < parts.length then return nil end
+  local offsets = {}
+  for at in pairs(parts.at) do offsets[#offsets + 1] = at end
+  table.sort(offsets)
+  local joined, reached = {}, 0
+  for _, at in ipairs(offsets) do
+    if at > reached then return nil end
+    local text = parts.at[at]
+    if at + #text > reached then
+      joined[#joined + 1] = text:sub(reached - at + 1)
+      reached = at + #text
+    end
+  end
+  if reached < parts.length then return nil end
+  held_bytes = held_bytes - parts.bytes
+  direction.records[key] = "done"
+  return table.concat(joined)
+end
+
+-- frames --------------------------------------------------------------------------------------------------------------
+
+local function show_data(tvb, at, item, context, flags)
+  local begin = at
+  for _, name in ipairs({ "has_length", "whole", "last", "has_position", "unreliable", "end" }) do
+    item:add(fields["data." .. name], tvb(at, 1))
+  end
+  local is_whole, is_unreliable = band(flags, 0x02) ~= 0, band(flags, 0x10) ~= 0
+  local need = 9 + (is_whole and 0 or 4) + (band(flags, 0x08) ~= 0 and 4 or 0) + (band(flags, 0x01) ~= 0 and 2 or 0)
+  if at + need > tvb:len() then return nil, "the frame is cut short" end
+  local channel, record, offset = tvb(at + 1, 4):uint(), tvb(at + 5, 4):uint(), 0
+  item:add(fields["data.channel"], tvb(at + 1, 4))
+  item:add(fields["data.record"], tvb(at + 5, 4))
+  at = at + 9
+  if not is_whole then
+    offset = tvb(at, 4):uint()
+    item:add(fields["data.offset"], tvb(at, 4))
+    at = at + 4
+  end
+  if band(flags, 0x08) ~= 0 then
+    item:add(fields["data.position"], tvb(at, 4))
+    at = at + 4
+  end
+  local length = tvb:len() - at
+  if band(flags, 0x01) ~= 0 then
+    length = tvb(at, 2):uint()
+    item:add(fields["data.length"], tvb(at, 2))
+    at = at + 2
+    if at + length > tvb:len() then return nil, "the data is cut short" end
+  end
+  local body = length > 0 and tvb(at, length):raw() or ""
+  if length > 0 then item:add(fields["data.body"], tvb(at, length)) end
+  local found = context.found()
+  if not context.visited then
+    if not is_unreliable then
+      local key = channel .. " " .. record .. " " .. offset
+      local first = context.direction.fragments[key]
+      if first then
+        found.first_sent_in = first
+      else
+        context.direction.fragments[key] = context.number
+      end
+    end
+    if is_unreliable or (is_whole and not found.first_sent_in) then
+      found.record = body
+      if not is_unreliable then context.direction.records[channel .. " " .. record] = "done" end
+    elseif not is_whole then
+      found.record = join(context.direction, channel, record, offset, body, band(flags, 0x04) ~= 0)
+    elseif context.direction.records[channel .. " " .. record] ~= "done" then
+      found.record = body
+      context.direction.records[channel .. " " .. record] = "done"
+    end
+  end
+  item:append_text(string.format(": channel %d, record %d%s, %d bytes", channel, record,
+    is_whole and "" or " from " .. offset, length))
+  if found.first_sent_in then
+    item:add(fields["data.first_sent_in"], found.first_sent_in):set_generated()
+    item:add_proto_expert_info(experts.retransmit)
+    context.info("again")
+  end
+  if found.record then
+    local whole
+    if is_whole and length > 0 then
+      whole = tvb(at, length):tvb()
+    elseif #found.record > 0 then
+      whole = ByteArray.new(found.record, true):tvb("Record")
+    end
+    if whole then
+      show_record(whole, item, context, channel, record, is_unreliable)
+    else
+      local empty = item:add(fields["record"], tvb(begin, 1))
+      empty:set_text(string.format("Record %d of channel %d, empty", record, channel))
+      empty:add(fields["record.bytes"], 0)
+    end
+  end
+  return at + length
+end
+
+-- Frames of a fixed layout: their fields with sizes.
+local LAYOUTS = {
+  [0x01] = {},
+  [0x02] = { { "hello.connection_id", 8 }, { "hello.nonce", 16 } },
+  [0x03] = { { "cookie.cookie", 20 }, { "cookie.nonce", 16 } },
+  [0x04] = { { "connect.connection_id", 8 }, { "connect.nonce", 16 }, { "connect.cookie", 20 } },
+  [0x05] = { { "accept.connection_id", 8 }, { "accept.nonce", 16 }, { "accept.token", 16 } },
+  [0x06] = { { "refuse.nonce", 16 }, { "refuse.code", 2 } },
+  [0x09] = { { "confirm.channel", 4 }, { "confirm.sequence", 8 }, { "confirm.reached", 4 } },
+  [0x0a] = { { "credit.channel", 4 }, { "credit.limit", 8 } },
+  [0x0b] = { { "blocked.channel", 4 }, { "blocked.limit", 8 } },
+  [0x0c] = { { "path_probe.challenge", 8 } },
+  [0x0d] = { { "path_response.challenge", 8 }, { "path_response.mac", 16 } },
+  [0x0e] = { { "close.code", 2 } },
+  [0x0f] = { { "reset.token", 16 } },
+}
+
+local function show_ack(tvb, at, item, kind)
+  local head = kind == 0x07 and 6 or 10
+  if at + head > tvb:len() then return nil, "the frame is cut short" end
+  item:add(fields["ack.delay_us"], tvb(at + 1, 4))
+  if kind == 0x08 then item:add(fields["ack.next_position"], tvb(at + 5, 4)) end
+  local count = tvb(at + head - 1, 1):uint()
+  item:add(fields["ack.count"], tvb(at + head - 1, 1))
+  at = at + head
+  if at + 8 * count > tvb:len() then return nil, "the frame is cut short" end
+  local parts = {}
+  for _ = 1, count do
+    item:add(fields["ack.first"], tvb(at, 4))
+    item:add(fields["ack.last"], tvb(at + 4, 4))
+    local first, last = tvb(at, 4):uint(), tvb(at + 4, 4):uint()
+    parts[#parts + 1] = first == last and tostring(first) or first .. "-" .. last
+    at = at + 8
+  end
+  item:append_text(": " .. table.concat(parts, ", "))
+  return at
+end
+
+-- Shows the frame at this position and returns the position after it, or nil and the reason.
+local function show_frame(tvb, at, item, context)
+  local kind = tvb(at, 1):uint()
+  item:set_text(FRAMES[kind] or "unknown frame")
+  item:add(fields["frame_type"], tvb(at, 1))
+  context.info(FRAMES[kind] or "?")
+  if kind == 0x00 then
+    item:add(fields["padding"], tvb(at), tvb:len() - at)
+    return tvb:len()
+  elseif kind >= 0x40 and kind <= 0x7f then
+    return show_data(tvb, at, item, context, kind - 0x40)
+  elseif kind == 0x07 or kind == 0x08 then
+    return show_ack(tvb, at, item, kind)
+  end
+  local layout = LAYOUTS[kind]
+  if not layout then return nil, "unknown type of frame" end
+  local begin = at
+  at = at + 1
+  for _, entry in ipairs(layout) do
+    if at + entry[2] > tvb:len() then return nil, "the frame is cut short" end
+    item:add(fields[entry[1]], tvb(at, entry[2]))
+    at = at + entry[2]
+  end
+  if kind == 0x04 or kind == 0x05 or kind == 0x06 or kind == 0x0e then
+    if at + 2 > tvb:len() then return nil, "the frame is cut short" end
+    local length = tvb(at, 2):uint()
+    at = at + 2
+    if at + length > tvb:len() then return nil, "the frame is cut short" end
+    if kind == 0x04 or kind == 0x05 then
+      if length > 0 then
+        local value = cbor_map(tvb(at, length):tvb(), item)
+        if value then item:add(fields["parameters"], tvb(at, length), value.json) end
+      end
+    else
+      local name = kind == 0x06 and "refuse.reason" or "close.reason"
+      item:add(fields[name], length > 0 and tvb(at, length) or tvb(at - 2, 2), length > 0 and tvb(at, length):string() or "")
+    end
+    at = at + length
+  end
+  if kind == 0x0e then
+    if at + 16 > tvb:len() then return nil, "the frame is cut short" end
+    item:add(fields["close.mac"], tvb(at, 16))
+    at = at + 16
+  end
+  if kind == 0x05 and not context.visited then
+    link(context.direction.id, tvb(begin + 1, 8):bytes():tohex())
+    context.direction = directions[context.direction.id]
+  end
+  return at
+end
+
+-- packets -------------------------------------------------------------------------------------------------------------
+
+local function track_number(direction, number, found, frame_number)
+  local first = direction.numbers[number]
+  if first then
+    found.repeated_of = first
+    return
+  end
+  direction.numbers[number] = frame_number
+  local largest = direction.largest
+  if not largest then
+    direction.largest = number
+  elseif number == largest + 1 then
+    direction.largest = number
+  elseif number > largest and number - largest < 2147483648 then
+    found.missing = { largest + 1, number - 1 }
+    direction.largest = number
+  elseif largest > number and largest - number < 2147483648 then
+    found.is_late = true
+  else
+    direction.largest = number -- the lower half has wrapped
+  end
+end
+
+function godwit.dissector(tvb, pinfo, root)
+  local length = tvb:len()
+  if length < SMALLEST_PACKET then return 0 end
+  pinfo.cols.protocol = "Godwit"
+  local tree = root:add(godwit, tvb())
+  tree:add(fields["version"], tvb(0, 1))
+  tree:add(fields["flags"], tvb(0, 1))
+  tree:add(fields["sealed"], tvb(0, 1))
+  tree:add(fields["connection_id"], tvb(1, 8))
+  tree:add(fields["number"], tvb(9, 4))
+  tree:add(fields["length"], tvb(), length):set_generated()
+  local is_intact = crc32c(tvb(0, length):raw()) == INTACT
+  local checksum = tree:add_le(fields["checksum"], tvb(length - 4, 4))
+  tree:add(fields["checksum_status"], tvb(length - 4, 4), is_intact and "good" or "bad"):set_generated()
+  if not is_intact then
+    checksum:add_proto_expert_info(experts.checksum)
+    pinfo.cols.info = "bad checksum"
+    return length
+  end
+  local first = tvb(0, 1):uint()
+  if first ~= 0x10 then
+    if first == 0x11 then
+      pinfo.cols.info = "sealed, " .. length .. " bytes"
+    else
+      tree:add_proto_expert_info(experts.version)
+      pinfo.cols.info = "version " .. math.floor(first / 16)
+    end
+    return length
+  end
+
+  local id, number = tvb(1, 8):bytes():tohex(), tvb(9, 4):uint()
+  local visited = facts[pinfo.number] ~= nil
+  local direction
+  if not visited then
+    facts[pinfo.number] = { data = {} }
+    direction = direction_of(id, pinfo)
+    facts[pinfo.number].direction = direction
+    local kind = tvb(13, 1):uint()
+    if kind < 0x02 or (kind > 0x06 and kind ~= 0x0f) then
+      track_number(direction, number, facts[pinfo.number], pinfo.number)
+    end
+  end
+  local fact = facts[pinfo.number]
+  direction = fact.direction
+  if direction.role then tree:add(fields["to"], direction.role):set_generated() end
+  if fact.repeated_of then tree:add_proto_expert_info(experts.repeated, "Seen before in frame " .. fact.repeated_of) end
+  if fact.is_late then tree:add_proto_expert_info(experts.late) end
+  if fact.missing then
+    tree:add_proto_expert_info(experts.missing,
+      string.format("Packets %d to %d are missing before this one: lost, skipped or late", fact.missing[1], fact.missing[2]))
+  end
+
+  local words, place = {}, 0
+  local context = {
+    direction = direction, visited = visited, number = pinfo.number,
+    info = function(word) words[#words + 1] = word end,
+    found = function() -- what the first pass has found about the next frame or control message
+      place = place + 1
+      if not fact.data[place] then fact.data[place] = {} end
+      return fact.data[place]
+    end,
+  }
+  local frames = tvb(0, length - 4):tvb()
+  local at = 13
+  while at < frames:len() do
+    local item = tree:add(fields["frame"], tvb(at, frames:len() - at))
+    local after, problem = show_frame(frames, at, item, context)
+    if not after then
+      item:add_proto_expert_info(experts.malformed, problem)
+      words[#words + 1] = "malformed"
+      break
+    end
+    item:set_len(after - at)
+    at = after
+  end
+  pinfo.cols.info = string.format("%d: %s", number, table.concat(words, " "))
+  return length
+end
+
+local function is_godwit(tvb, pinfo, root)
+  local length = tvb:len()
+  if length < SMALLEST_PACKET or length > 65000 then return false end
+  local first = tvb(0, 1):uint()
+  if first ~= 0x10 and first ~= 0x11 then return false end
+  if crc32c(tvb(0, length):raw()) ~= INTACT then return false end
+  pinfo.conversation = godwit
+  godwit.dissector(tvb, pinfo, root)
+  return true
+end
+
+godwit:register_heuristic("udp", is_godwit)
+local ports_in_use
+local function listen()
+  local udp = DissectorTable.get("udp.port")
+  if ports_in_use then udp:remove(ports_in_use, godwit) end
+  ports_in_use = godwit.prefs.ports
+  udp:add(ports_in_use, godwit)
+end
+listen()
+godwit.prefs_changed = listen

@@ -1,0 +1,283 @@
+"""Wireshark's dissector, in a real tshark: every frame, control message, batch and work group, field by field."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.capture.dissected import (
+    CLIENT_ID,
+    DISSECTOR,
+    SERVER_ID,
+    Expected,
+    needs_tshark,
+    plain,
+    read_json,
+    run_tshark,
+    write_capture,
+)
+from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS
+
+from godwit.errors import Code
+from godwit.wire import control
+from godwit.wire import packet as wire
+from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.control import encode_control
+from godwit.wire.packet import encode_frame, encode_packet
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\x1b[31mred",
+    "[bold]x[/bold]",
+    "\u202eabc",
+    'quote"back\\slash',
+    "nul\x00line\n",
+]
+
+
+HANDSHAKE = ("Hello", "Cookie", "Connect", "Accept", "Refuse", "Reset")
+
+
+class Capture:
+    """Packets of one connection, in the order of the capture."""
+
+    def __init__(self) -> None:
+        self.packets: list[tuple[bool, bytes]] = []
+        self._numbers = {True: 1000, False: 1000}
+        self._records: dict[tuple[bool, int], int] = {}
+
+    def add(self, packet: bytes, *, to_server: bool = True) -> None:
+        self.packets.append((to_server, packet))
+
+    def frames(self, *frames: bytes, to_server: bool = True) -> None:
+        """Add a packet with these frames and the next number."""
+        number = self._numbers[to_server]
+        self._numbers[to_server] += 1
+        connection_id = SERVER_ID if to_server else CLIENT_ID
+        self.add(encode_packet(connection_id, number, b"".join(frames)), to_server=to_server)
+
+    def skip(self, count: int) -> None:
+        self._numbers[True] += count
+
+    def record(self, body: bytes, channel: int = 0, *, to_server: bool = True) -> None:
+        """Add a packet with a whole record, which has the next number of its channel."""
+        number = self._records.get((to_server, channel), 10 if channel == 0 else 0)
+        self._records[to_server, channel] = number + 1
+        frame = wire.DataFrame(wire.WHOLE | wire.LAST, channel, number, 0, None, body)
+        self.frames(encode_frame(frame), to_server=to_server)
+
+
+def session() -> Capture:
+    """The session of section 25."""
+    capture = Capture()
+    for name, (data, _) in VECTORS.items():
+        if name.startswith("session-"):
+            is_to_client = int.from_bytes(data[1:9], "big") == CLIENT_ID or name == "session-2-cookie"
+            capture.add(data, to_server=not is_to_client)
+    return capture
+
+
+def everything() -> Capture:
+    """All examples of the protocol's page, as packets of one connection."""
+    capture = session()
+    for data, described in VECTORS.values():
+        if "frame" in described and described["frame"] not in (
+            "Hello",
+            "Cookie",
+            "Connect",
+            "Accept",
+            "Refuse",
+            "Reset",
+        ):
+            capture.frames(data)
+        elif "frame" in described:
+            connection_id = 0 if described["frame"] in ("Hello", "Connect", "Reset") else CLIENT_ID
+            capture.add(encode_packet(connection_id, 0, data), to_server=described["frame"] in ("Hello", "Connect"))
+        elif "control" in described and described["control"]["kind"] not in ("open", "feed", "work"):
+            capture.record(data)
+            capture.record(data, to_server=False)
+    data_frames(capture)
+    for channel, name in enumerate(("control-open", "control-open-qos-2"), 20):
+        capture.record(VECTORS[name][0], channel)
+    for data, described in VECTORS.values():
+        if "record" in described:
+            capture.record(data, 20)
+            capture.frames(encode_frame(wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 20, 7, 0, None, data)))
+    capture.record(VECTORS["control-feed"][0], 30, to_server=False)
+    capture.record(VECTORS["control-feed-live"][0], 31, to_server=False)
+    for data, described in VECTORS.values():
+        if "in-band" in described:
+            capture.record(data, 30, to_server=False)
+    for is_to_server in (True, False):
+        capture.record(VECTORS["control-work"][0], 40, to_server=is_to_server)
+    for name, (data, described) in VECTORS.items():
+        if "group" in described:
+            capture.record(data, 40, to_server=name in ("group-submit", "group-report"))
+    fragments(capture)
+    return capture
+
+
+def data_frames(capture: Capture) -> None:
+    """Add data frames with all combinations of flags that the protocol's page shows, each on a channel of its own."""
+    body = VECTORS["batch-several"][0]
+    for channel, (_, described) in enumerate(DATA_FRAMES, 900):
+        flags = sum(FLAGS[name] for name in described["flags"])
+        position = 77 if flags & wire.HAS_POSITION else None
+        frame = wire.DataFrame(flags, channel, 9, 0 if flags & wire.WHOLE else 1160, position, body)
+        capture.frames(encode_frame(frame), b"\x01" if flags & wire.HAS_LENGTH else b"")
+
+
+def fragments(capture: Capture) -> None:
+    """Add a record in three fragments, out of order, and one that is cut differently when it is sent again."""
+    body = encode_batch(Batch([bytes(range(256)) * 4, b"", b"x" * 500], published_us=1_763_200_000_000_000, qos=1))
+    parts = [(0, body[:600]), (1200, body[1200:]), (600, body[600:1200])]
+    for offset, part in parts:
+        flags = wire.LAST if offset == 1200 else 0
+        capture.frames(encode_frame(wire.DataFrame(flags, 20, 500, offset, None, part)))
+
+
+@needs_tshark
+def test_all_values_are_those_of_our_decoders(tmp_path: Path) -> None:
+    capture = everything()
+    path = tmp_path / "all.pcapng"
+    write_capture(path, capture.packets)
+    found = read_json(path)
+    assert len(found) == len(capture.packets)
+    expected = Expected()
+    for number, ((_, packet), values) in enumerate(zip(capture.packets, found, strict=True), 1):
+        shown = plain(values)
+        wanted = expected.packet(packet)
+        assert without_lone(shown) == without_lone(wanted), f"frame {number}"
+    assert "godwit.expert.malformed" not in json.dumps(found)
+    assert run_tshark(path, "-Y", "_ws.malformed || godwit.expert.malformed || godwit.checksum_status == bad") == ""
+
+
+def without_lone(values: Any) -> Any:
+    """Leave out whether a batch is lone, which our decoder does not keep, and the count that a lone one lacks."""
+    if isinstance(values, list):
+        return [without_lone(one) for one in values]
+    if not isinstance(values, dict):
+        return values
+    found = {key: without_lone(value) for key, value in values.items() if key != "godwit.batch.lone"}
+    if found.get("godwit.batch.count") == "1":
+        del found["godwit.batch.count"], found["godwit.batch.message_length"]
+    return found
+
+
+@needs_tshark
+def test_every_frame_and_every_control_message_is_in_the_capture(tmp_path: Path) -> None:
+    path = tmp_path / "all.pcapng"
+    write_capture(path, everything().packets)
+    text = run_tshark(
+        path, "-T", "fields", "-e", "godwit.frame_type", "-e", "godwit.control.kind", "-e", "godwit.work.kind"
+    )
+    kinds = set(re.split(r"[\s,]+", text))
+    assert {f"0x{number:02x}" for number in range(0x10)} <= kinds
+    assert {struct_type.__struct_config__.tag for struct_type in control.ControlMessage.__args__} <= kinds
+    assert {"submit", "report", "taken", "lease", "revoke", "update"} <= kinds
+
+
+@needs_tshark
+def test_requests_and_replies_are_linked(tmp_path: Path) -> None:
+    path = tmp_path / "session.pcapng"
+    write_capture(path, session().packets)
+    rows = run_tshark(
+        path, "-2", "-T", "fields", "-e", "frame.number", "-e", "godwit.request_in", "-e", "godwit.reply_in"
+    )
+    links = {row.split("\t")[0]: row.split("\t")[1:] for row in rows.splitlines()}
+    assert links["5"] == ["", "6"]  # login and welcome
+    assert links["6"] == ["5", ""]
+    assert links["8"] == ["", "9"]  # open and opened
+    assert links["9"] == ["8", ""]
+
+
+@needs_tshark
+def test_repeats_gaps_and_damage_are_reported(tmp_path: Path) -> None:
+    capture = session()
+    body = encode_control(control.Ping(request=1))
+    data = encode_frame(wire.DataFrame(wire.WHOLE | wire.LAST, 0, 50, 0, None, body))
+    begin = len(capture.packets)
+    capture.frames(data)  # 1
+    capture.frames(data)  # 2: sent again
+    capture.add(capture.packets[-1][1])  # 3: a duplicate
+    capture.skip(3)
+    capture.frames(b"\x01")  # 4: three packets are missing
+    capture.add(encode_packet(SERVER_ID, 1003, b"\x01"))  # 5: out of order
+    damaged = bytearray(encode_packet(SERVER_ID, 1009, b"\x01"))
+    damaged[-1] ^= 1
+    capture.add(bytes(damaged))  # 6
+    capture.add(encode_packet(SERVER_ID, 1010, b"\x3f"))  # 7: an unknown frame
+    capture.skip(6)
+    capture.record(encode_control(control.DeliveryOpen(subscription=1)), 33)  # 8
+    capture.record(b"\xff" + encode_control(control.Gap(count=5, next_offset=9)), 33)  # 9
+    path = tmp_path / "bad.pcapng"
+    write_capture(path, capture.packets)
+
+    def frames_with(name: str) -> list[int]:
+        shown = run_tshark(path, "-Y", f"godwit.expert.{name}", "-T", "fields", "-e", "frame.number")
+        return [int(line) - begin for line in shown.split() if int(line) > begin]
+
+    assert frames_with("retransmit") == [2, 3]
+    assert frames_with("repeated") == [3]
+    assert 4 in frames_with("missing")
+    assert frames_with("late") == [5]
+    assert frames_with("checksum") == [6]
+    assert frames_with("malformed") == [7]
+    assert 9 in frames_with("gap")
+
+
+@needs_tshark
+def test_sealed_packets_show_their_header(tmp_path: Path) -> None:
+    sealed = bytearray(encode_packet(SERVER_ID, 5, b"\x01" * 40))
+    sealed[0] = 0x11
+    from crc32c import crc32c
+
+    sealed[-4:] = crc32c(bytes(sealed[:-4])).to_bytes(4, "little")
+    path = tmp_path / "sealed.pcapng"
+    write_capture(path, [(True, bytes(sealed))])
+    (values,) = read_json(path)
+    assert values["godwit.sealed"] == "1"
+    assert values["godwit.length"] == str(len(sealed))
+    assert "godwit.frame" not in values
+
+
+@needs_tshark
+def test_hostile_texts_and_bytes_do_no_harm(tmp_path: Path) -> None:
+    capture = session()
+    for text in HOSTILE:
+        capture.record(encode_control(control.PublishOpen(topic=text)), 50 + HOSTILE.index(text))
+        capture.record(encode_control(control.Error(code=1, text=text)))
+    for junk in (b"\xa1" * 40, b"\xbf\xff", b"\x9b" + b"\xff" * 8, b"\x5b\x7f" + b"\xff" * 7, b"\xa1\x64kind\xfb"):
+        capture.record(junk)
+        capture.record(junk, 20)
+    capture.frames(b"\x40")
+    capture.frames(b"\x07\x00\x00\x00\x00\xff")
+    path = tmp_path / "hostile.pcapng"
+    write_capture(path, capture.packets)
+    found = read_json(path)
+    texts = [
+        json.loads(values["godwit.frame"]["godwit.record"]["godwit.control"]["godwit.control.json"]).get("topic")
+        for values in found[15 : 15 + 2 * len(HOSTILE)]
+    ]
+    shown = [text for text in texts if text is not None]
+    assert len(shown) == len(HOSTILE)
+    assert shown[0] == HOSTILE[0]
+    assert shown[4] == HOSTILE[4]
+    listed = run_tshark(path, "-V")
+    assert "\x1b" not in listed
+
+
+def test_codes_are_those_of_the_protocol() -> None:
+    source = DISSECTOR.read_text(encoding="utf-8")
+    table = source.partition("local CODES = {")[2].partition("}")[0]
+    assert {int(number): name for number, name in re.findall(r'\[(\d+)\] = "(\w+)"', table)} == {
+        int(code): code.name for code in Code
+    }
+
+
+@pytest.mark.parametrize("word", ["os.execute", "io.open", "io.popen", "dofile", "require"])
+def test_it_only_reads_packets(word: str) -> None:
+    assert word not in DISSECTOR.read_text(encoding="utf-8")

@@ -1,0 +1,156 @@
+"""Sequence diagrams: repeats, losses and acknowledgements are marked, and hostile texts are escaped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from tests.capture.dissected import BEGAN_NS, CLIENT, CLIENT_ID, SERVER, SERVER_ID
+
+from godwit.capture.conversation import PacketReport, read_reports
+from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
+from godwit.capture.pcapng import CapturedDatagram
+from godwit.wire import packet as wire
+from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.control import Error, Ping, Pong, Work, encode_control
+from godwit.wire.packet import encode_frame, encode_packet
+from godwit.wire.work import ReportGroup, encode_group
+
+HOSTILE = '<script>alert("x")</script>\x1b[31m\u202e]]>&'
+
+
+@dataclass
+class Line:
+    """Datagrams in both directions of one connection."""
+
+    datagrams: list[CapturedDatagram] = field(default_factory=list)
+
+    def send(self, number: int, *frames: wire.Frame, to_server: bool = True) -> None:
+        connection_id = SERVER_ID if to_server else CLIENT_ID
+        self.raw(encode_packet(connection_id, number, b"".join(map(encode_frame, frames))), to_server=to_server)
+
+    def raw(self, data: bytes, *, to_server: bool = True) -> None:
+        source, destination = (CLIENT, SERVER) if to_server else (SERVER, CLIENT)
+        time_ns = BEGAN_NS + len(self.datagrams) * 1_000_000
+        self.datagrams.append(CapturedDatagram(time_ns, source, destination, data))
+
+    def reports(self) -> list[PacketReport]:
+        return read_reports(self.datagrams)
+
+
+def record(number: int, body: bytes, channel: int = 0, position: int | None = None) -> wire.DataFrame:
+    flags = wire.WHOLE | wire.LAST | (wire.HAS_POSITION if position is not None else 0)
+    return wire.DataFrame(flags, channel, number, 0, position, body)
+
+
+PING = encode_control(Ping(request=1))
+PONG = encode_control(Pong(request=1))
+
+
+def lossy() -> Line:
+    line = Line()
+    for number in range(5):
+        line.send(number, record(number, PING))
+    line.send(0, wire.AckFrame(0, ((2, 4), (0, 0))), to_server=False)
+    line.send(5, record(1, PING))
+    line.send(1, wire.AckFrame(0, ((5, 5),)), record(0, PONG), to_server=False)
+    return line
+
+
+def test_losses_repeats_and_acknowledgements() -> None:
+    reports = lossy().reports()
+    assert [report.is_lost for report in reports] == [False, True, False, False, False, False, False, False]
+    assert [report.acknowledged_in for report in reports[:7]] == [6, 0, 6, 6, 6, 0, 8]
+    assert reports[5].acknowledges == [3, 4, 5, 1]
+    assert reports[6].repeats == 2
+    assert reports[0].parts == ["DATA channel 0 record 0: ping"]
+    assert reports[7].parts == ["ACK 5", "DATA channel 0 record 0: pong"]
+
+
+def test_missing_and_duplicated_packets() -> None:
+    line = Line()
+    line.send(10, wire.PingFrame())
+    line.send(14, wire.PingFrame())
+    line.send(14, wire.PingFrame())
+    line.send(12, wire.PingFrame())
+    assert [(one.missing_before, one.is_duplicate) for one in line.reports()] == [
+        (0, False), (3, False), (0, True), (0, False),
+    ]  # fmt: skip
+
+
+def test_all_kinds_of_records_are_named() -> None:
+    line = Line()
+    batch = encode_batch(Batch([b"a", b"b"], published_us=1, qos=2, sequence=0))
+    line.send(0, record(0, encode_control(Work()), channel=4))
+    line.send(1, record(1, encode_group(ReportGroup()), channel=4))
+    line.send(2, record(5, batch, channel=3, position=7))
+    line.send(3, wire.DataFrame(0, 3, 6, 0, None, batch[:4]))
+    line.send(4, wire.DataFrame(wire.LAST, 3, 6, 4, None, batch[4:]))
+    line.send(5, record(7, b"", channel=3))
+    line.send(6, record(8, b"\xc0", channel=3))
+    line.send(7, wire.CloseFrame(3, HOSTILE, b"m" * 16), to_server=False)
+    texts = ["; ".join(report.parts) for report in line.reports()]
+    assert texts[:7] == [
+        "DATA channel 4 record 0: work",
+        "DATA channel 4 record 1: report",
+        "DATA channel 3 record 5 position 7: 2 messages, QoS 2",
+        "DATA channel 3 record 6 bytes 0-3",
+        f"DATA channel 3 record 6 bytes 4-{len(batch) - 1}: 2 messages, QoS 2",
+        "DATA channel 3 record 7: empty",
+        "DATA channel 3 record 8: 1 bytes",
+    ]
+    assert texts[7].startswith("CLOSE code 3: <script>")
+
+
+def test_a_range_of_billions_costs_no_time() -> None:
+    line = Line()
+    line.send(4_000_000_000, wire.PingFrame())
+    line.send(0, wire.AckFrame(0, ((0, 4_294_967_295),)), to_server=False)
+    assert line.reports()[0].acknowledged_in in (0, 2)
+
+
+def test_the_text_form() -> None:
+    text = as_text(make_diagram(lossy().reports(), 500))
+    lines = text.splitlines()
+    assert "192.0.2.7:40001" in lines[0]
+    assert "198.51.100.1:50000" in lines[0]
+    assert "xxx" in lines[3]
+    assert "(LOST)" in lines[3]
+    assert "(again, first in #2)" in lines[8]
+    assert "(acknowledges #1, #3, #4, #5)" in lines[7]
+
+
+def test_packets_beyond_the_limit_are_counted() -> None:
+    diagram = make_diagram(lossy().reports(), 3)
+    assert (len(diagram.rows), diagram.omitted) == (3, 5)
+    for text in (as_text(diagram), as_svg(diagram), as_html(diagram, "x")):
+        assert "5 further packets are not shown" in text
+
+
+def hostile() -> Line:
+    line = lossy()
+    line.send(9, record(9, encode_control(Error(code=1, text=HOSTILE))), wire.CloseFrame(1, HOSTILE, b"m" * 16))
+    line.raw(b"\x10" + b"junk" * 10)
+    line.send(10, record(11, b"\xa1dkind\x78\x1e" + HOSTILE.encode()[:30]))
+    return line
+
+
+def test_hostile_texts_are_escaped_in_every_form() -> None:
+    diagram = make_diagram(hostile().reports(), 500)
+    svg, html, text = as_svg(diagram), as_html(diagram, HOSTILE), as_text(diagram)
+    for form in (svg, html, text):
+        assert "\x1b" not in form
+        assert "\u202e" not in form
+    assert "<script>" not in svg
+    assert "<script>" not in html
+    root = ElementTree.fromstring(svg)  # it is well-formed
+    assert "&lt;script" in svg
+    assert not [one for one in root.iter() if one.tag.endswith(("script", "image", "use", "foreignObject", "}a"))]
+    assert "default-src 'none'" in html
+    assert text.isprintable() or set(text) - {"\n"}
+
+
+def test_damaged_packets_are_shown() -> None:
+    reports = hostile().reports()
+    assert reports[9].problem.startswith("checksum")
+    assert "(DAMAGED)" in as_text(make_diagram(reports, 500))

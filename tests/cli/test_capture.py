@@ -1,0 +1,78 @@
+"""`godwit capture`, `godwit flow` and `godwit dissector`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.capture.dissected import CLIENT_ID, DISSECTOR, SERVER_ID, write_capture
+from tests.cli.real import error_of, godwit, lines
+
+from godwit.cli.capture import plugins_folder
+from godwit.wire.packet import encode_packet
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    path = tmp_path / "x.pcapng"
+    write_capture(path, [(True, encode_packet(SERVER_ID, 0, b"\x01")), (False, encode_packet(CLIENT_ID, 0, b"\x01"))])
+    return path
+
+
+def test_flow_as_text(capture: Path) -> None:
+    result = godwit("flow", str(capture))
+    assert result.returncode == 0, result.stderr
+    rows = list(lines(result.stdout))
+    assert "192.0.2.7:40001" in rows[0]
+    assert len(rows) == 4
+    assert rows[2].endswith("PING")
+
+
+@pytest.mark.parametrize("form", ["svg", "html", "txt"])
+def test_flow_as_a_file(capture: Path, form: str) -> None:
+    output = capture.with_name(f"flow.{form}")
+    assert godwit("flow", str(capture), "-o", str(output)).returncode == 0
+    assert "PING" in output.read_text()
+    assert "exists already" in error_of("flow", str(capture), "-o", str(output))
+    assert godwit("flow", str(capture), "-o", str(output), "--force").returncode == 0
+
+
+def test_mistakes_are_explained(capture: Path, tmp_path: Path) -> None:
+    assert "has no known form; name a file that ends in .svg, .html, .txt" in error_of(
+        "flow", str(capture), "-o", "x.png"
+    )
+    assert "cannot read" in error_of("flow", str(tmp_path / "none"))
+    assert "is not HOST or HOST:PORT" in error_of("flow", str(capture), "--address", "a:b")
+    assert "has no such packets" in error_of("flow", str(capture), "--address", "203.0.113.9")
+    (tmp_path / "cut").write_bytes(capture.read_bytes()[:-5])
+    assert "the capture is truncated: it ends inside the block" in error_of("flow", str(tmp_path / "cut"))
+    (tmp_path / "text").write_bytes(b"hello world")
+    assert "this is not a capture" in error_of("flow", str(tmp_path / "text"))
+
+
+def test_capture(address: str, tmp_path: Path) -> None:
+    output = tmp_path / "x.pcapng"
+    result = godwit("capture", "-o", str(output), "--seconds", "1", "--broker", address)
+    assert result.returncode == 0, result.stderr
+    assert b"x.pcapng: 0 packets" in result.stderr
+    assert output.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
+    assert "exists already" in error_of("capture", "-o", str(output), "--broker", address)
+    wrong = error_of("capture", "-o", str(tmp_path / "y"), "--filter", "color=red", "--broker", address)
+    assert "'color=red' is not a condition" in wrong
+    assert not (tmp_path / "y").exists()
+
+
+def test_dissector(tmp_path: Path) -> None:
+    assert Path(godwit("dissector", "path").stdout.decode().strip()) == DISSECTOR
+    folder = tmp_path / "plugins"
+    for _ in range(2):  # the second time replaces the first
+        assert godwit("dissector", "install", "--folder", str(folder)).returncode == 0
+    assert (folder / "godwit.lua").read_bytes() == DISSECTOR.read_bytes()
+    (tmp_path / "file").touch()
+    assert "choose --folder" in error_of("dissector", "install", "--folder", str(tmp_path / "file"))
+
+
+def test_the_folder_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugins_folder({}, Path("/home/a")) == Path("/home/a/.local/lib/wireshark/plugins")
+    monkeypatch.setattr("sys.platform", "win32")
+    assert plugins_folder({"APPDATA": "/app"}, Path("/home/a")) == Path("/app/Wireshark/plugins")

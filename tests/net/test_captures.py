@@ -1,0 +1,199 @@
+"""Captures of a broker's packets: rights, filters, limits, and that they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.capture.dissected import needs_tshark, run_tshark
+from tests.net.running import run, service
+
+from godwit.broker.access import Access, Rule
+from godwit.broker.ports import RequestFailure
+from godwit.capture.conversation import read_reports
+from godwit.capture.pcapng import RECEIVED, SENT, CapturedDatagram, read_capture
+from godwit.errors import AccessError, BrokerError
+from godwit.net import captures
+from godwit.net.captures import CaptureFilter, TappedSocket, capture_counts, capture_packets
+from godwit.net.client import AsyncClient, connect
+from godwit.net.service import Service
+
+MIB = 1024 * 1024
+
+
+async def collected(client: AsyncClient, work: AsyncIterator[None] | None = None, **options: Any) -> list[bytes]:
+    """Capture for a second, or until the limits end it; `work` runs once the capture has begun."""
+    arguments = {"seconds": 1, "max_bytes": 16 * MIB, **options}
+    pieces: list[bytes] = []
+    async for piece in capture_packets(client, **arguments):
+        if not pieces and work is not None:
+            await anext(work, None)
+        pieces.append(piece)
+    return pieces
+
+
+async def publishing(service: Service, count: int = 20, size: int = 10, name: str = "sensor") -> AsyncIterator[None]:
+    async with connect(service.urls[0], name=name) as client:
+        for _ in range(count):
+            await client.publish("t/x", b"x" * size)
+    yield
+
+
+def test_packets_in_both_directions_are_recorded_and_the_operators_are_not(tmp_path: Any) -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0], name="operator") as client:
+            pieces = await collected(client, publishing(broker))
+            datagrams = list(read_capture(b"".join(pieces)))
+            assert {one.direction for one in datagrams} == {RECEIVED, SENT}
+            local = broker.addresses[0][:2]
+            assert all(local in (one.source, one.destination) for one in datagrams)
+            assert len({one.source for one in datagrams} - {local}) == 1  # one client, and not the operator
+            texts = [part for report in read_reports(datagrams) for part in report.parts]
+            for word in (
+                "HELLO",
+                "COOKIE",
+                "CONNECT",
+                "ACCEPT",
+                "login",
+                "welcome",
+                "open",
+                "1 message, QoS 1",
+                "CLOSE",
+            ):
+                assert any(word in text for text in texts), (word, texts)
+            times = [one.time_ns for one in datagrams]
+            assert times == sorted(times)
+            assert capture_counts(pieces[-1]) == (len(datagrams), 0)
+            (tmp_path / "x.pcapng").write_bytes(b"".join(pieces))
+            assert not any(isinstance(driver.udp, TappedSocket) for driver in broker._drivers)
+
+    run(main)
+
+
+@needs_tshark
+def test_tshark_finds_nothing_malformed(tmp_path: Any) -> None:
+    test_packets_in_both_directions_are_recorded_and_the_operators_are_not(tmp_path)
+    path = tmp_path / "x.pcapng"
+    assert run_tshark(path, "-Y", "_ws.malformed || godwit.expert.malformed || !godwit") == ""
+    assert "DATA login" in run_tshark(path)
+
+
+def test_a_filter_selects_a_client() -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0], name="operator") as client:
+            async with connect(broker.urls[0], name="wanted one") as wanted, connect(broker.urls[0]) as other:
+
+                async def both() -> AsyncIterator[None]:
+                    for _ in range(5):
+                        await wanted.publish("t", b"w")
+                        await other.publish("t", b"o")
+                    yield
+
+                pieces = await collected(client, both(), filter="client='wanted one' direction=in")
+            datagrams = list(read_capture(b"".join(pieces)))
+            assert datagrams
+            assert {one.direction for one in datagrams} == {RECEIVED}
+            assert len({one.source for one in datagrams}) == 1
+
+    run(main)
+
+
+def test_it_ends_with_its_size() -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            pieces = await collected(client, publishing(broker, 50, 1000), seconds=600, max_bytes=20_000)
+            data = b"".join(pieces)
+            assert 10_000 < len(data) < 21_000
+            assert list(read_capture(data))
+
+    run(main)
+
+
+def test_packets_can_be_cut() -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            datagrams = list(read_capture(b"".join(await collected(client, publishing(broker), packet_bytes=64))))
+            assert max(len(one.data) for one in datagrams) == 64
+            assert max(one.length for one in datagrams) == 1200  # a hello
+
+    run(main)
+
+
+def test_the_rate_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captures, "TICK_BYTES", 3000)
+
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            pieces = await collected(client, publishing(broker, 300, 1000))
+            packets, dropped = capture_counts(pieces[-1])
+            assert dropped > 0
+            assert packets == len(list(read_capture(b"".join(pieces))))
+
+    run(main)
+
+
+def test_it_needs_the_right_to_kick() -> None:
+    access = Access(rules=(Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=("#",)),))
+
+    async def main() -> None:
+        async with service(access=access) as broker, connect(broker.urls[0]) as client:
+            with pytest.raises(AccessError, match="may not see the packets of others: this needs the right to kick"):
+                await collected(client)
+
+    run(main)
+
+
+def test_too_many_captures_are_refused_and_others_end_with_their_clients() -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            others = [connect(broker.urls[0]) for _ in range(captures.MAX_CAPTURES)]
+            running = []
+            for other in others:
+                one = capture_packets(await other.__aenter__(), seconds=600, max_bytes=MIB)
+                await anext(one)
+                running.append(one)
+            with pytest.raises(BrokerError, match="4 captures are under way"):
+                await collected(client)
+            for other, one in zip(others, running, strict=True):
+                await one.aclose()
+                await other.__aexit__(None, None, None)
+            assert broker._captures is not None
+            while broker._captures._running:
+                await asyncio.sleep(0.02)
+            assert await collected(client)
+
+    run(main)
+
+
+def test_a_broker_can_stop_during_a_capture() -> None:
+    async def main() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            pieces = capture_packets(client, seconds=600, max_bytes=MIB)
+            await anext(pieces)
+            await broker.stop()
+            await pieces.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["port", "port=x", "port=0", "port=70000", "direction=up", "host=", "color=red", "client='a", "\x1b[31m<script>"],
+)
+def test_invalid_filters(text: str) -> None:
+    with pytest.raises(RequestFailure) as raised:
+        CaptureFilter.parse(text)
+    assert "is invalid, because" in raised.value.text
+
+
+def test_filters() -> None:
+    one = CaptureFilter.parse("host=192.0.2.7 port=40001")
+    assert one.matches(("192.0.2.7", 40001), SENT, None)
+    assert not one.matches(("192.0.2.7", 40002), SENT, None)
+    assert not one.matches(("192.0.2.8", 40001), SENT, None)
+    assert not CaptureFilter.parse("direction=in").matches(("192.0.2.7", 1), SENT, None)
+    assert not CaptureFilter.parse("client=a").matches(("192.0.2.7", 1), SENT, None)
+    assert CaptureFilter.parse("").matches(("192.0.2.7", 1), SENT, None)
+    assert isinstance(CapturedDatagram(0, ("a", 1), ("b", 2), b""), tuple)

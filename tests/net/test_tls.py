@@ -1,0 +1,331 @@
+"""TLS with OpenSSL: handshakes, the exporter against an independent implementation, keys and certificates."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import os
+import random
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+
+from godwit.errors import ConfigurationError
+from godwit.limits import MAX_CRYPTO_BYTES
+from godwit.net.tls import (
+    AES_128_GCM,
+    CERTIFICATE_FILE,
+    CHACHA20_POLY1305,
+    KEY_FILE,
+    BrokerSealer,
+    Identity,
+    TlsHandshake,
+    check_authority,
+    fingerprint_of,
+    load_identity,
+    make_context,
+    new_client_session,
+    new_identity,
+    ordered_suites,
+    self_signed,
+    stored_identity,
+)
+from godwit.transport.sealing import EXPORTER_LABEL, TlsError, TlsSession
+
+
+def shake_hands(client: TlsSession, server: TlsSession) -> list[int]:
+    """Run a handshake. Return the sizes of its flights."""
+    hello = client.start()
+    assert server.start() == b""
+    flight = server.receive(hello)
+    finished = client.receive(flight)
+    server.receive(finished)
+    assert client.is_done()
+    assert server.is_done()
+    return [len(hello), len(flight), len(finished)]
+
+
+def pair(identity: Identity | None = None) -> tuple[TlsSession, TlsSession, list[x509.Certificate]]:
+    seen: list[x509.Certificate] = []
+    return new_client_session(seen.extend), BrokerSealer(identity or new_identity()).new_session(), seen
+
+
+def test_both_sides_export_the_same_keys_and_the_client_sees_the_certificate() -> None:
+    identity = new_identity()
+    client, server, seen = pair(identity)
+    sizes = shake_hands(client, server)
+    client.check_peer()
+    assert fingerprint_of(seen[0]) == identity.fingerprint
+    assert client.export(EXPORTER_LABEL, 96, b"context") == server.export(EXPORTER_LABEL, 96, b"context")
+    assert client.export(EXPORTER_LABEL, 96, b"context") != client.export(EXPORTER_LABEL, 96, b"contexT")
+    assert sum(sizes) < MAX_CRYPTO_BYTES
+
+
+def test_the_handshake_can_come_byte_by_byte() -> None:
+    client, server, _ = pair()
+    out = b""
+    for byte in client.start():
+        out += server.receive(bytes([byte]))
+    finished = b""
+    for byte in out:
+        finished += client.receive(bytes([byte]))
+    for byte in finished:
+        server.receive(bytes([byte]))
+    assert client.is_done()
+    assert server.is_done()
+
+
+# -- the exporter by the book: RFC 8446, 7.1 and 7.5, from the secrets of OpenSSL's key log ----------------------------
+
+
+def expand_label(secret: bytes, label: bytes, context: bytes, length: int, digest: str) -> bytes:
+    label = b"tls13 " + label
+    info = length.to_bytes(2, "big") + bytes([len(label)]) + label + bytes([len(context)]) + context
+    blocks = [b""]
+    size = hashlib.new(digest).digest_size
+    while size * (len(blocks) - 1) < length:
+        blocks.append(hmac.new(secret, blocks[-1] + info + bytes([len(blocks)]), digest).digest())
+    return b"".join(blocks)[:length]
+
+
+def exported_by_the_book(secret: bytes, label: bytes, context: bytes, length: int) -> bytes:
+    digest = "sha384" if len(secret) == 48 else "sha256"
+    empty = hashlib.new(digest).digest()
+    derived = expand_label(secret, label, empty, len(secret), digest)
+    return expand_label(derived, b"exporter", hashlib.new(digest, context).digest(), length, digest)
+
+
+def test_the_exporter_is_that_of_rfc_8446() -> None:
+    lines: list[bytes] = []
+    context = make_context()
+    context.set_keylog_callback(lambda _connection, line: lines.append(line))
+    client = TlsHandshake(context, "client", lambda chain: None)
+    server = BrokerSealer(new_identity()).new_session()
+    shake_hands(client, server)
+    secrets = [bytes.fromhex(line.split()[2].decode()) for line in lines if line.startswith(b"EXPORTER_SECRET ")]
+    assert len(secrets) == 1
+    for label, parameters in ((EXPORTER_LABEL, b"x" * 32), (b"EXPORTER-other", b"")):
+        book = exported_by_the_book(secrets[0], label, parameters, 96)
+        assert book == client.export(label, 96, parameters) == server.export(label, 96, parameters)
+
+
+# -- refused handshakes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocols", [[], [b"h2"], [b"godwit/2", b"h2"]])
+def test_another_protocol_is_refused(protocols: list[bytes]) -> None:
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_verify(SSL.VERIFY_NONE, lambda *_: True)
+    if protocols:
+        context.set_alpn_protos(protocols)
+    other = SSL.Connection(context, None)
+    other.set_connect_state()
+    server = BrokerSealer(new_identity()).new_session()
+    with pytest.raises(SSL.WantReadError):
+        other.do_handshake()
+    with pytest.raises(TlsError, match=r"the TLS handshake failed"):
+        _finish(other, server)
+
+
+def _finish(other: SSL.Connection, server: TlsSession) -> None:
+    """Carry bytes until the server refuses."""
+    for _ in range(4):
+        output = server.receive(other.bio_read(65536))
+        assert output
+        other.bio_write(output)
+        other.do_handshake()
+
+
+def test_an_older_tls_is_refused() -> None:
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_max_proto_version(SSL.TLS1_2_VERSION)
+    other = SSL.Connection(context, None)
+    other.set_connect_state()
+    with pytest.raises(SSL.WantReadError):
+        other.do_handshake()
+    with pytest.raises(TlsError, match="protocol"):
+        BrokerSealer(new_identity()).new_session().receive(other.bio_read(65536))
+
+
+def test_no_tickets_lead_to_a_resumed_session() -> None:
+    identity = new_identity()
+    sealer = BrokerSealer(identity)
+    context = make_context()
+    client = TlsHandshake(context, "client", lambda chain: None)
+    shake_hands(client, sealer.new_session())
+    session = client._tls.get_session()
+    again = TlsHandshake(context, "client", lambda chain: None)
+    if session is not None:
+        again._tls.set_session(session)
+    shake_hands(again, sealer.new_session())
+    assert again._tls.get_peer_certificate() is not None
+    assert client.export(EXPORTER_LABEL, 32, b"") != again.export(EXPORTER_LABEL, 32, b"")
+
+
+@pytest.mark.parametrize("first", [0, 4000])
+def test_changed_hellos_raise_nothing_else(first: int) -> None:
+    """Mutation of the first flight: only TlsError, or a handshake that fails later."""
+    sealer = BrokerSealer(new_identity())
+    hello = new_client_session(lambda chain: None).start()
+    for seed in range(first, first + 400):
+        rng = random.Random(seed)
+        data = bytearray(hello)
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        data = data[: rng.randrange(len(data))] if seed % 3 == 0 else data
+        server = sealer.new_session()
+        try:
+            if data:
+                server.receive(bytes(data))
+        except TlsError:
+            continue
+        assert not server.is_done(), f"seed {seed}"
+
+
+def test_a_changed_server_flight_fails() -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        client, server, _ = pair()
+        flight = bytearray(server.receive(client.start()))
+        flight[rng.randrange(6, len(flight))] ^= 1 << rng.randrange(8)
+        try:
+            finished = client.receive(bytes(flight))
+        except TlsError:
+            continue
+        assert not client.is_done(), f"seed {seed}"
+        assert not finished, f"seed {seed}"
+
+
+def test_certificates_of_4096_bit_rsa_work() -> None:
+    key = rsa.generate_private_key(65537, 4096)
+    client, server, _ = pair(Identity(key, [self_signed(key)]))
+    shake_hands(client, server)
+
+
+# -- identities -------------------------------------------------------------------------------------------------------
+
+
+def test_an_identity_is_made_once_and_only_its_owner_can_read_the_key(tmp_path: Path) -> None:
+    first = stored_identity(tmp_path)
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert stored_identity(tmp_path).fingerprint == first.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((KEY_FILE, CERTIFICATE_FILE))
+    assert "PRIVATE" not in repr(first)
+
+
+def test_a_broker_that_was_stopped_between_the_two_files_keeps_its_key(tmp_path: Path) -> None:
+    first = stored_identity(tmp_path)
+    (tmp_path / CERTIFICATE_FILE).unlink()
+    assert stored_identity(tmp_path).fingerprint == first.fingerprint
+    (tmp_path / KEY_FILE).unlink()
+    assert stored_identity(tmp_path).fingerprint != first.fingerprint
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no modes of files")
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    stored_identity(tmp_path)
+    (tmp_path / KEY_FILE).chmod(0o640)
+    with pytest.raises(ConfigurationError, match="other users can read"):
+        stored_identity(tmp_path)
+
+
+def test_damaged_and_wrong_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    stored_identity(tmp_path / "a")
+    stored_identity(tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="does not belong"):
+        load_identity(tmp_path / "a" / CERTIFICATE_FILE, tmp_path / "b" / KEY_FILE)
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load_identity(tmp_path / "none", tmp_path / "b" / KEY_FILE)
+    (tmp_path / "a" / CERTIFICATE_FILE).write_text("nonsense")
+    with pytest.raises(ConfigurationError, match="not a certificate"):
+        stored_identity(tmp_path / "a")
+
+
+# -- authorities ------------------------------------------------------------------------------------------------------
+
+
+class Authority:
+    def __init__(self, folder: Path, name: str) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.path = folder / f"{name}.crt"
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        certificate = (
+            self._builder(self.name, self.key.public_key(), 0, 30)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, first: int, last: int
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + datetime.timedelta(days=first - 1))
+            .not_valid_after(now + datetime.timedelta(days=last))
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        )
+
+    def issue(self, *names: x509.GeneralName, first: int = 0, last: int = 30) -> Identity:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
+        certificate = (
+            self._builder(subject, key.public_key(), first, last)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+        return Identity(key, [certificate])
+
+
+def test_a_certificate_of_an_authority_is_accepted_for_its_names_only(tmp_path: Path) -> None:
+    import ipaddress
+
+    authority = Authority(tmp_path, "ca")
+    identity = authority.issue(x509.DNSName("broker.example"), x509.IPAddress(ipaddress.ip_address("192.0.2.9")))
+    check_authority(identity.certificates, "broker.example", authority.path)
+    check_authority(identity.certificates, "192.0.2.9", authority.path)
+    for host in ("other.example", "192.0.2.8"):
+        with pytest.raises(TlsError, match=f"for {host}"):
+            check_authority(identity.certificates, host, authority.path)
+
+
+@pytest.mark.parametrize("case", ["another authority", "expired", "not valid yet", "signed by itself"])
+def test_other_certificates_are_refused(tmp_path: Path, case: str) -> None:
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    name = x509.DNSName("broker.example")
+    identity = {
+        "another authority": lambda: other.issue(name),
+        "expired": lambda: authority.issue(name, first=-9, last=-5),
+        "not valid yet": lambda: authority.issue(name, first=5, last=9),
+        "signed by itself": new_identity,
+    }[case]()
+    with pytest.raises(TlsError, match="not accepted"):
+        check_authority(identity.certificates, "broker.example", authority.path)
+
+
+def test_a_file_without_authorities_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("nothing")
+    with pytest.raises(TlsError, match="no certificates"):
+        check_authority(new_identity().certificates, "localhost", tmp_path / "ca")
+
+
+def test_both_suites_are_offered() -> None:
+    assert set(ordered_suites()) == {AES_128_GCM, CHACHA20_POLY1305}

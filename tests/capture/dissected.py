@@ -36,11 +36,11 @@ DERIVED = {
 TEXTS = ("godwit.control.json", "godwit.work.json", "godwit.parameters", "godwit.batch.extension_json")
 
 
-def write_capture(path: Path, packets: list[tuple[bool, bytes]]) -> None:
+def write_capture(path: Path, packets: list[tuple[bool, bytes]], server: tuple[str, int] = SERVER) -> None:
     """Write packets, each with whether it goes to the server, a millisecond and a bit apart."""
     data = file_header("test")
     for index, (is_to_server, packet) in enumerate(packets):
-        source, destination = (CLIENT, SERVER) if is_to_server else (SERVER, CLIENT)
+        source, destination = (CLIENT, server) if is_to_server else (server, CLIENT)
         data += packet_block(CapturedDatagram(BEGAN_NS + index * 1_000_123, source, destination, packet))
     path.write_bytes(data)
 
@@ -94,6 +94,7 @@ class Expected:
             "godwit.version": "1",
             "godwit.flags": "0x00",
             "godwit.sealed": "0",
+            "godwit.key_phase": "0",
             "godwit.connection_id": colons(connection_id.to_bytes(8, "big")),
             "godwit.number": str(number),
             "godwit.length": str(len(data)),
@@ -120,7 +121,7 @@ class Expected:
             wire.AcceptFrame: "accept", wire.RefuseFrame: "refuse", wire.ConfirmFrame: "confirm",
             wire.CreditFrame: "credit", wire.BlockedFrame: "blocked", wire.PathProbeFrame: "path_probe",
             wire.PathResponseFrame: "path_response", wire.CloseFrame: "close", wire.ResetFrame: "reset",
-            wire.PingFrame: "ping",
+            wire.PingFrame: "ping", wire.CryptoFrame: "crypto", wire.TokenFrame: "token",
         }[type(frame)]  # fmt: skip
         for field in frame.__struct_fields__:
             value = getattr(frame, field)

@@ -38,7 +38,7 @@ HOSTILE = [
 ]
 
 
-HANDSHAKE = ("Hello", "Cookie", "Connect", "Accept", "Refuse", "Reset")
+HANDSHAKE = ("Hello", "Cookie", "Connect", "Accept", "Refuse", "Reset", "Crypto")
 
 
 class Capture:
@@ -84,14 +84,7 @@ def everything() -> Capture:
     """All examples of the protocol's page, as packets of one connection."""
     capture = session()
     for data, described in VECTORS.values():
-        if "frame" in described and described["frame"] not in (
-            "Hello",
-            "Cookie",
-            "Connect",
-            "Accept",
-            "Refuse",
-            "Reset",
-        ):
+        if "frame" in described and described["frame"] not in HANDSHAKE:
             capture.frames(data)
         elif "frame" in described:
             connection_id = 0 if described["frame"] in ("Hello", "Connect", "Reset") else CLIENT_ID
@@ -175,7 +168,7 @@ def test_every_frame_and_every_control_message_is_in_the_capture(tmp_path: Path)
         path, "-T", "fields", "-e", "godwit.frame_type", "-e", "godwit.control.kind", "-e", "godwit.work.kind"
     )
     kinds = set(re.split(r"[\s,]+", text))
-    assert {f"0x{number:02x}" for number in range(0x10)} <= kinds
+    assert {f"0x{number:02x}" for number in range(wire.TOKEN + 1)} <= kinds
     assert {struct_type.__struct_config__.tag for struct_type in control.ControlMessage.__args__} <= kinds
     assert {"submit", "report", "taken", "lease", "revoke", "update"} <= kinds
 
@@ -215,33 +208,48 @@ def test_repeats_gaps_and_damage_are_reported(tmp_path: Path) -> None:
     capture.record(b"\xff" + encode_control(control.Gap(count=5, next_offset=9)), 33)  # 9
     path = tmp_path / "bad.pcapng"
     write_capture(path, capture.packets)
+    assert frames_with(path, "retransmit", begin) == [2, 3]
+    assert frames_with(path, "repeated", begin) == [3]
+    assert 4 in frames_with(path, "missing", begin)
+    assert frames_with(path, "late", begin) == [5]
+    assert frames_with(path, "checksum", begin) == [6]
+    assert frames_with(path, "malformed", begin) == [7]
+    assert 9 in frames_with(path, "gap", begin)
 
-    def frames_with(name: str) -> list[int]:
-        shown = run_tshark(path, "-Y", f"godwit.expert.{name}", "-T", "fields", "-e", "frame.number")
-        return [int(line) - begin for line in shown.split() if int(line) > begin]
 
-    assert frames_with("retransmit") == [2, 3]
-    assert frames_with("repeated") == [3]
-    assert 4 in frames_with("missing")
-    assert frames_with("late") == [5]
-    assert frames_with("checksum") == [6]
-    assert frames_with("malformed") == [7]
-    assert 9 in frames_with("gap")
+def frames_with(path: Path, name: str, begin: int) -> list[int]:
+    """Return the packets after the first `begin` ones that have this expert information, counted from there."""
+    shown = run_tshark(path, "-Y", f"godwit.expert.{name}", "-T", "fields", "-e", "frame.number")
+    return [int(line) - begin for line in shown.split() if int(line) > begin]
 
 
 @needs_tshark
 def test_sealed_packets_show_their_header(tmp_path: Path) -> None:
-    sealed = bytearray(encode_packet(SERVER_ID, 5, b"\x01" * 40))
-    sealed[0] = 0x11
-    from crc32c import crc32c
-
-    sealed[-4:] = crc32c(bytes(sealed[:-4])).to_bytes(4, "little")
+    capture = session()  # its handshake makes the connection ids known
+    begin = len(capture.packets)
+    header = bytes([0x11]) + SERVER_ID.to_bytes(8, "big")
+    for number in (70, 71, 75, 75):
+        capture.add(header + number.to_bytes(4, "big") + b"\x5a" * 40 + bytes(range(16)))
+    capture.add(bytes([0x13]) + header[1:] + (76).to_bytes(4, "big") + b"\x5a" * 17)
+    capture.add(header + (77).to_bytes(4, "big") + b"\x5a" * 16)  # too short for a frame
     path = tmp_path / "sealed.pcapng"
-    write_capture(path, [(True, bytes(sealed))])
-    (values,) = read_json(path)
-    assert values["godwit.sealed"] == "1"
-    assert values["godwit.length"] == str(len(sealed))
-    assert "godwit.frame" not in values
+    write_capture(path, capture.packets, server=("198.51.100.1", 47_114))  # recognised by the ids, not by the port
+    first, *_, last, short = read_json(path)[begin:]
+    assert first["godwit.sealed"] == "1"
+    assert first["godwit.key_phase"] == "0"
+    assert first["godwit.number"] == "70"
+    assert first["godwit.length"] == "69"
+    assert first["godwit.encrypted"] == ":".join(["5a"] * 40)
+    assert first["godwit.tag"] == bytes(range(16)).hex(":")
+    assert "godwit.frame" not in first
+    assert "godwit.checksum" not in first
+    assert last["godwit.key_phase"] == "1"
+    assert last["godwit.encrypted"] == "5a"
+    assert "godwit.tag" not in short
+    assert frames_with(path, "missing", begin) == [1, 3]
+    assert frames_with(path, "repeated", begin) == [4]
+    assert frames_with(path, "malformed", begin) == [6]
+    assert frames_with(path, "checksum", begin) == []
 
 
 @needs_tshark

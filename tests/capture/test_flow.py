@@ -67,6 +67,24 @@ def test_losses_repeats_and_acknowledgements() -> None:
     assert reports[7].parts == ["ACK 5", "DATA channel 0 record 0: pong"]
 
 
+def test_a_sealed_connection_shows_its_handshake_and_the_headers() -> None:
+    line = Line()
+    line.send(0, wire.CryptoFrame(0, 0, b"hello"))
+    line.send(0, wire.CryptoFrame(0, 5, b""), to_server=False)
+    for first, number in ((0x11, 0), (0x11, 3), (0x13, 4), (0x13, 4)):
+        line.raw(wire.HEADER.pack(first, SERVER_ID, number) + b"\x5a" * 20)
+    line.raw(wire.HEADER.pack(0x11, SERVER_ID, 5) + b"\x5a" * 16)
+    reports = line.reports()
+    assert [one.parts for one in reports[:3]] == [
+        ["CRYPTO bytes 0-4, 0 acknowledged"], ["CRYPTO, 5 acknowledged"], ["sealed, 33 bytes"],
+    ]  # fmt: skip
+    assert [one.packet_number for one in reports] == [None, None, 0, 3, 4, 4, None]
+    assert [one.missing_before for one in reports] == [0, 0, 0, 2, 0, 0, 0]
+    assert [one.is_duplicate for one in reports] == [False] * 5 + [True, False]
+    assert [bool(one.problem) for one in reports] == [False] * 6 + [True]
+    assert "sealed, 33 bytes" in as_text(make_diagram(reports, 10))
+
+
 def test_missing_and_duplicated_packets() -> None:
     line = Line()
     line.send(10, wire.PingFrame())

@@ -3,6 +3,7 @@
 --
 -- Packets are recognised on the ports of the preference, and on any port by their checksum. Fragments are joined to
 -- records per connection and channel; requests are linked with their replies, and fragments with earlier copies.
+-- Sealed packets have no checksum: they are recognised after the handshake of their connection, and show their header.
 
 local godwit = Proto("godwit", "Godwit")
 
@@ -10,6 +11,8 @@ local MAX_RECORD_BYTES = 32 * 1024 * 1024 -- longer records are not joined
 local MAX_HELD_BYTES = 256 * 1024 * 1024 -- of all unfinished records together
 local MAX_DEPTH = 16 -- of CBOR
 local SMALLEST_PACKET = 18
+local HEADER_BYTES = 13
+local TAG_BYTES = 16 -- at the end of a sealed packet, in place of the checksum
 local INTACT = 0x48674BC7
 
 -- Lua 5.2 has no operators for bits, and 5.4 no library: Wireshark's own is there in most versions.
@@ -29,12 +32,13 @@ local FRAMES = {
   [0x00] = "PADDING", [0x01] = "PING", [0x02] = "HELLO", [0x03] = "COOKIE", [0x04] = "CONNECT", [0x05] = "ACCEPT",
   [0x06] = "REFUSE", [0x07] = "ACK", [0x08] = "ACK_POSITION", [0x09] = "CONFIRM", [0x0a] = "CREDIT",
   [0x0b] = "BLOCKED", [0x0c] = "PATH_PROBE", [0x0d] = "PATH_RESPONSE", [0x0e] = "CLOSE", [0x0f] = "RESET",
+  [0x10] = "CRYPTO", [0x11] = "TOKEN",
 }
 for kind = 0x40, 0x7f do FRAMES[kind] = "DATA" end
 
 local CODES = {
   [0] = "NORMAL", [1] = "SHUTDOWN", [2] = "PROTOCOL", [3] = "LIMIT", [4] = "VERSION", [5] = "BUSY", [6] = "TIMEOUT",
-  [7] = "RESET", [8] = "INTERNAL", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
+  [7] = "RESET", [8] = "INTERNAL", [9] = "SEALING", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
   [103] = "NO_SUCH_TOPIC", [104] = "BAD_TOPIC", [105] = "BAD_FILTER", [106] = "TOO_LARGE", [107] = "NOT_SUBSCRIBED",
   [108] = "BAD_NAME", [109] = "NAME_IN_USE", [110] = "TAKEN_OVER", [111] = "KICKED", [112] = "STALE_EPOCH",
   [113] = "TOPIC_EXISTS", [114] = "NOT_LOGGED_IN", [115] = "TOO_MANY", [116] = "NO_SUCH_CLIENT", [117] = "STORAGE",
@@ -50,10 +54,13 @@ end
 define("version", ProtoField.uint8, "Version", base.DEC, nil, 0xf0)
 define("flags", ProtoField.uint8, "Flags", base.HEX, nil, 0x0f)
 define("sealed", ProtoField.bool, "Sealed", 8, nil, 0x01)
+define("key_phase", ProtoField.bool, "Key phase", 8, nil, 0x02)
 define("connection_id", ProtoField.bytes, "Connection id")
 define("number", ProtoField.uint32, "Packet number (lower half)", base.DEC)
 define("checksum", ProtoField.uint32, "CRC-32C", base.HEX)
 define("checksum_status", ProtoField.string, "Status of the checksum")
+define("tag", ProtoField.bytes, "Tag")
+define("encrypted", ProtoField.bytes, "Encrypted frames")
 define("length", ProtoField.uint32, "Length", base.DEC)
 define("to", ProtoField.string, "Receiver")
 define("frame", ProtoField.none, "Frame")
@@ -93,6 +100,10 @@ define("close.code", ProtoField.uint16, "Code", base.DEC, CODES)
 define("close.reason", ProtoField.string, "Reason")
 define("close.mac", ProtoField.bytes, "MAC")
 define("reset.token", ProtoField.bytes, "Token")
+define("crypto.offset", ProtoField.uint32, "Offset", base.DEC)
+define("crypto.acknowledged", ProtoField.uint32, "Acknowledged (bytes)", base.DEC)
+define("crypto.body", ProtoField.bytes, "Bytes of TLS")
+define("token.token", ProtoField.bytes, "Token")
 
 define("data.has_length", ProtoField.bool, "HAS_LENGTH", 8, nil, 0x01)
 define("data.whole", ProtoField.bool, "WHOLE", 8, nil, 0x02)
@@ -699,6 +710,8 @@ local LAYOUTS = {
   [0x0d] = { { "path_response.challenge", 8 }, { "path_response.mac", 16 } },
   [0x0e] = { { "close.code", 2 } },
   [0x0f] = { { "reset.token", 16 } },
+  [0x10] = { { "crypto.offset", 4 }, { "crypto.acknowledged", 4 } },
+  [0x11] = { { "token.token", 16 } },
 }
 
 local function show_ack(tvb, at, item, kind)
@@ -745,7 +758,7 @@ local function show_frame(tvb, at, item, context)
     item:add(fields[entry[1]], tvb(at, entry[2]))
     at = at + entry[2]
   end
-  if kind == 0x04 or kind == 0x05 or kind == 0x06 or kind == 0x0e then
+  if kind == 0x04 or kind == 0x05 or kind == 0x06 or kind == 0x0e or kind == 0x10 then
     if at + 2 > tvb:len() then return nil, "the frame is cut short" end
     local length = tvb(at, 2):uint()
     at = at + 2
@@ -755,6 +768,8 @@ local function show_frame(tvb, at, item, context)
         local value = cbor_map(tvb(at, length):tvb(), item)
         if value then item:add(fields["parameters"], tvb(at, length), value.json) end
       end
+    elseif kind == 0x10 then
+      if length > 0 then item:add(fields["crypto.body"], tvb(at, length)) end
     else
       local name = kind == 0x06 and "refuse.reason" or "close.reason"
       item:add(fields[name], length > 0 and tvb(at, length) or tvb(at - 2, 2), length > 0 and tvb(at, length):string() or "")
@@ -797,17 +812,56 @@ local function track_number(direction, number, found, frame_number)
   end
 end
 
+-- Returns what the first pass has found about a packet, and whether this is a later pass.
+local function fact_of(tvb, pinfo, is_numbered)
+  local fact = facts[pinfo.number]
+  if fact then return fact, true end
+  fact = { data = {}, direction = direction_of(tvb(1, 8):bytes():tohex(), pinfo) }
+  facts[pinfo.number] = fact
+  if is_numbered then track_number(fact.direction, tvb(9, 4):uint(), fact, pinfo.number) end
+  return fact, false
+end
+
+local function show_fact(tree, fact)
+  if fact.direction.role then tree:add(fields["to"], fact.direction.role):set_generated() end
+  if fact.repeated_of then tree:add_proto_expert_info(experts.repeated, "Seen before in frame " .. fact.repeated_of) end
+  if fact.is_late then tree:add_proto_expert_info(experts.late) end
+  if fact.missing then
+    tree:add_proto_expert_info(experts.missing,
+      string.format("Packets %d to %d are missing before this one: lost, skipped or late", fact.missing[1], fact.missing[2]))
+  end
+end
+
+local function show_sealed(tvb, pinfo, tree)
+  local length = tvb:len()
+  if length <= HEADER_BYTES + TAG_BYTES then
+    tree:add_proto_expert_info(experts.malformed, "the packet is cut short")
+    return
+  end
+  tree:add(fields["encrypted"], tvb(HEADER_BYTES, length - HEADER_BYTES - TAG_BYTES))
+  tree:add(fields["tag"], tvb(length - TAG_BYTES, TAG_BYTES))
+  show_fact(tree, (fact_of(tvb, pinfo, true)))
+  pinfo.cols.info = string.format("%d: sealed, %d bytes", tvb(9, 4):uint(), length)
+end
+
 function godwit.dissector(tvb, pinfo, root)
   local length = tvb:len()
   if length < SMALLEST_PACKET then return 0 end
   pinfo.cols.protocol = "Godwit"
+  local first = tvb(0, 1):uint()
+  local is_sealed = first == 0x11 or first == 0x13
   local tree = root:add(godwit, tvb())
   tree:add(fields["version"], tvb(0, 1))
   tree:add(fields["flags"], tvb(0, 1))
   tree:add(fields["sealed"], tvb(0, 1))
+  tree:add(fields["key_phase"], tvb(0, 1))
   tree:add(fields["connection_id"], tvb(1, 8))
   tree:add(fields["number"], tvb(9, 4))
   tree:add(fields["length"], tvb(), length):set_generated()
+  if is_sealed then
+    show_sealed(tvb, pinfo, tree)
+    return length
+  end
   local is_intact = crc32c(tvb(0, length):raw()) == INTACT
   local checksum = tree:add_le(fields["checksum"], tvb(length - 4, 4))
   tree:add(fields["checksum_status"], tvb(length - 4, 4), is_intact and "good" or "bad"):set_generated()
@@ -816,42 +870,19 @@ function godwit.dissector(tvb, pinfo, root)
     pinfo.cols.info = "bad checksum"
     return length
   end
-  local first = tvb(0, 1):uint()
   if first ~= 0x10 then
-    if first == 0x11 then
-      pinfo.cols.info = "sealed, " .. length .. " bytes"
-    else
-      tree:add_proto_expert_info(experts.version)
-      pinfo.cols.info = "version " .. math.floor(first / 16)
-    end
+    tree:add_proto_expert_info(experts.version)
+    pinfo.cols.info = "version " .. math.floor(first / 16)
     return length
   end
 
-  local id, number = tvb(1, 8):bytes():tohex(), tvb(9, 4):uint()
-  local visited = facts[pinfo.number] ~= nil
-  local direction
-  if not visited then
-    facts[pinfo.number] = { data = {} }
-    direction = direction_of(id, pinfo)
-    facts[pinfo.number].direction = direction
-    local kind = tvb(13, 1):uint()
-    if kind < 0x02 or (kind > 0x06 and kind ~= 0x0f) then
-      track_number(direction, number, facts[pinfo.number], pinfo.number)
-    end
-  end
-  local fact = facts[pinfo.number]
-  direction = fact.direction
-  if direction.role then tree:add(fields["to"], direction.role):set_generated() end
-  if fact.repeated_of then tree:add_proto_expert_info(experts.repeated, "Seen before in frame " .. fact.repeated_of) end
-  if fact.is_late then tree:add_proto_expert_info(experts.late) end
-  if fact.missing then
-    tree:add_proto_expert_info(experts.missing,
-      string.format("Packets %d to %d are missing before this one: lost, skipped or late", fact.missing[1], fact.missing[2]))
-  end
-
+  local kind = tvb(HEADER_BYTES, 1):uint()
+  local is_handshake = (kind >= 0x02 and kind <= 0x06) or kind == 0x0f or kind == 0x10
+  local fact, visited = fact_of(tvb, pinfo, not is_handshake)
+  show_fact(tree, fact)
   local words, place = {}, 0
   local context = {
-    direction = direction, visited = visited, number = pinfo.number,
+    direction = fact.direction, visited = visited, number = pinfo.number,
     info = function(word) words[#words + 1] = word end,
     found = function() -- what the first pass has found about the next frame or control message
       place = place + 1
@@ -860,7 +891,7 @@ function godwit.dissector(tvb, pinfo, root)
     end,
   }
   local frames = tvb(0, length - 4):tvb()
-  local at = 13
+  local at = HEADER_BYTES
   while at < frames:len() do
     local item = tree:add(fields["frame"], tvb(at, frames:len() - at))
     local after, problem = show_frame(frames, at, item, context)
@@ -872,7 +903,7 @@ function godwit.dissector(tvb, pinfo, root)
     item:set_len(after - at)
     at = after
   end
-  pinfo.cols.info = string.format("%d: %s", number, table.concat(words, " "))
+  pinfo.cols.info = string.format("%d: %s", tvb(9, 4):uint(), table.concat(words, " "))
   return length
 end
 
@@ -880,8 +911,11 @@ local function is_godwit(tvb, pinfo, root)
   local length = tvb:len()
   if length < SMALLEST_PACKET or length > 65000 then return false end
   local first = tvb(0, 1):uint()
-  if first ~= 0x10 and first ~= 0x11 then return false end
-  if crc32c(tvb(0, length):raw()) ~= INTACT then return false end
+  if first == 0x11 or first == 0x13 then
+    if not directions[tvb(1, 8):bytes():tohex()] then return false end
+  elseif first ~= 0x10 or crc32c(tvb(0, length):raw()) ~= INTACT then
+    return false
+  end
   pinfo.conversation = godwit
   godwit.dissector(tvb, pinfo, root)
   return true

@@ -19,14 +19,15 @@ from tests.capture.dissected import (
     run_tshark,
     write_capture,
 )
-from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS
+from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS, read_table
 
 from godwit.errors import Code
 from godwit.wire import control
 from godwit.wire import packet as wire
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import Batch, Entry, encode_batch, make_entry, pack_rest
 from godwit.wire.control import encode_control
 from godwit.wire.packet import encode_frame, encode_packet
+from godwit.wire.relay import GapReason, RelayGap, encode_relay_record
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -89,7 +90,7 @@ def everything() -> Capture:
         elif "frame" in described:
             connection_id = 0 if described["frame"] in ("Hello", "Connect", "Reset") else CLIENT_ID
             capture.add(encode_packet(connection_id, 0, data), to_server=described["frame"] in ("Hello", "Connect"))
-        elif "control" in described and described["control"]["kind"] not in ("open", "feed", "work"):
+        elif "control" in described and described["control"]["kind"] not in ("open", "feed", "work", "relay"):
             capture.record(data)
             capture.record(data, to_server=False)
     data_frames(capture)
@@ -109,8 +110,31 @@ def everything() -> Capture:
     for name, (data, described) in VECTORS.items():
         if "group" in described:
             capture.record(data, 40, to_server=name in ("group-submit", "group-report"))
+    capture.record(VECTORS["control-relay"][0], 60)
+    for record in relay_records():
+        capture.record(record, 60)
     fragments(capture)
     return capture
+
+
+def relay_records() -> list[bytes]:
+    """Records of a bridge: empty, with gaps, and with all kinds of batches."""
+    payloads: list[list[bytes]] = [[b"21.5"], [b""], [b"a", b"", b"ccc"]]
+    entries = [
+        (100 + 10 * place, make_entry("site7/plant/a", f"sensor-{place}", list(one), qos=1, retain=False, now_us=5))
+        for place, one in enumerate(payloads)
+    ]
+    flags, rest = pack_rest([b"x", b"y"], extension=bytes.fromhex("a10361 74".replace(" ", "")))
+    entries.append(
+        (140, Entry(topic="b", publisher="", flags=flags, published_us=7, received_us=0, count=2, rest=rest))
+    )
+    gaps = [RelayGap(reason, 1 + reason, 9 + reason, reason) for reason in GapReason]
+    return [
+        encode_relay_record(0, 0, []),
+        encode_relay_record(0, 100, [], gaps),
+        encode_relay_record(100, 200, entries, gaps[:1]),
+        encode_relay_record(50, 60, [], is_rewind=True),
+    ]
 
 
 def data_frames(capture: Capture) -> None:
@@ -185,6 +209,40 @@ def test_requests_and_replies_are_linked(tmp_path: Path) -> None:
     assert links["6"] == ["5", ""]
     assert links["8"] == ["", "9"]  # open and opened
     assert links["9"] == ["8", ""]
+
+
+@needs_tshark
+def test_a_bridge_is_recognised_in_the_middle_of_its_connection(tmp_path: Path) -> None:
+    capture = session()
+    begin = len(capture.packets)
+    records = relay_records()
+    for number, record in enumerate(records, 70):
+        flags = wire.WHOLE | wire.LAST
+        capture.frames(encode_frame(wire.DataFrame(flags, 60, number, 0, None, record)))
+    path = tmp_path / "bridge.pcapng"
+    write_capture(path, capture.packets)
+    shown = run_tshark(
+        path, "-Y", "godwit.relay", "-T", "fields", "-e", "godwit.relay.begin", "-e", "godwit.batch.topic"
+    )
+    assert [line.split("\t") for line in shown.splitlines()] == [
+        ["0", ""], ["0", ""], ["100", "site7/plant/a,site7/plant/a,site7/plant/a,b"], ["50", ""],
+    ]  # fmt: skip
+    assert frames_with(path, "malformed", begin) == []
+    assert frames_with(path, "gap", begin) == [2, 3]
+
+
+def test_replies_are_those_of_the_protocol() -> None:
+    """All messages that answer another one, in the table of section 15, are linked with it."""
+    source = DISSECTOR.read_text(encoding="utf-8")
+    table = source.partition("local REPLIES = {")[2].partition("}")[0]
+    openings = source.partition("local OPENINGS = {")[2].partition("}")[0]
+    known = set(re.findall(r"(\w+) = true", table + openings)) | {"welcome"}
+    rows = read_table("## 15 Control messages")
+    answers = {
+        kind for row in rows for kind in re.findall(r"`?(\w+)`?", row[3]) if kind in {other[0] for other in rows}
+    }
+    assert {"done", "relaying", "welcome", "group_list"} < answers
+    assert known == answers | {"error"}
 
 
 @needs_tshark

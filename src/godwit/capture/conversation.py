@@ -7,6 +7,7 @@ a connection are known from the ACCEPT of its handshake; without it, from the ad
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ from godwit.wire import cbor
 from godwit.wire import packet as wire
 from godwit.wire.batch import QOS_SHIFT, decode_head
 from godwit.wire.batch import decode_batches as decode_all_batches
+from godwit.wire.relay import REWIND, RelayRecord, decode_relay_record
 
 LOST_BEHIND: Final = 3
 """A packet without an acknowledgement counts as lost if one that is newer by this much has one (RFC 9002)."""
@@ -278,16 +280,27 @@ def describe_record(record: bytes, channel: int, number: int, channel_kind: str)
             return "empty"
         if channel == 0 or (number == 0 and record[0] >> 5 == 5):
             return _kind_of(cbor.load(record))
+        if channel_kind == "relay":
+            return _describe_relay(decode_relay_record(record))
         if record[0] == IN_BAND:
             return _kind_of(cbor.load(record[1:]))
         if channel_kind == "work":
             length = int.from_bytes(record[:4], "big")
             return _kind_of(cbor.load(record[4 : 4 + length]))
+        if record[0] <= REWIND:
+            with suppress(DecodeError):  # record 0 of the channel may not be in the capture
+                return _describe_relay(decode_relay_record(record))
         qos = decode_head(record).flags >> QOS_SHIFT
         messages = sum(len(batch.payloads) for batch in decode_all_batches(record))
     except (DecodeError, ValueError):
         return f"{len(record)} bytes"
     return f"{messages} message{'' if messages == 1 else 's'}, QoS {qos}"
+
+
+def _describe_relay(record: RelayRecord) -> str:
+    messages = sum(entry.count for _, entry in record.entries)
+    gaps = f", {len(record.gaps)} gaps" if record.gaps else ""
+    return f"relay of offsets {record.begin} to {record.end}, {messages} message{'' if messages == 1 else 's'}{gaps}"
 
 
 def _kind_of(plain: Any) -> str:

@@ -45,6 +45,8 @@ local CODES = {
   [118] = "NO_SUCH_OFFSET", [119] = "NO_SUCH_JOB", [120] = "BAD_KIND",
 }
 
+local RELAY_GAPS = { [0] = "DELETED", [1] = "DAMAGED", [2] = "TOO_LONG", [3] = "REPLACED" }
+
 local fields = {}
 local function define(name, make, ...)
   fields[name] = make("godwit." .. name, ...)
@@ -156,6 +158,22 @@ define("work.kind", ProtoField.string, "Kind")
 define("work.json", ProtoField.string, "Head")
 define("work.field", ProtoField.string, "Field")
 define("work.payloads", ProtoField.bytes, "Payloads")
+define("relay", ProtoField.none, "Range of a log")
+define("relay.rewind", ProtoField.bool, "REWIND", 8, nil, 0x01)
+define("relay.begin", ProtoField.uint64, "Begin", base.DEC)
+define("relay.end", ProtoField.uint64, "End", base.DEC)
+define("relay.gap", ProtoField.none, "Gap")
+define("relay.gap.reason", ProtoField.uint8, "Reason", base.DEC, RELAY_GAPS)
+define("relay.gap.first", ProtoField.uint64, "First", base.DEC)
+define("relay.gap.end", ProtoField.uint64, "End", base.DEC)
+define("relay.gap.count", ProtoField.uint64, "Messages, at most", base.DEC)
+define("relay.name", ProtoField.string, "Name")
+define("relay.entry", ProtoField.none, "Entry")
+define("relay.offset", ProtoField.uint64, "Offset", base.DEC)
+define("relay.topic", ProtoField.uint16, "Place of the topic", base.DEC)
+define("relay.publisher", ProtoField.uint16, "Place of the publisher", base.DEC)
+define("relay.count", ProtoField.uint32, "Messages", base.DEC)
+define("relay.length", ProtoField.uint32, "Length", base.DEC)
 
 do
   local list = {}
@@ -378,9 +396,9 @@ end
 local REPLIES = {
   done = true, error = true, pong = true, subscribed = true, progressed = true, topic_list = true, client_list = true,
   cursor_list = true, group_list = true, volunteered = true, watched = true, retried = true, job_list = true,
-  job_shown = true, worker_list = true, capture_began = true,
+  job_shown = true, worker_list = true, bridge_list = true,
 }
-local OPENINGS = { opened = true, refused = true }
+local OPENINGS = { opened = true, refused = true, relaying = true }
 
 local function note_labels(direction, map)
   for _, name in ipairs({ "topics", "publishers" }) do
@@ -397,7 +415,7 @@ end
 -- The key under which a request and its reply are the same.
 local function exchange_of(kind, map, channel)
   if kind == "login" or kind == "welcome" then return "login" end
-  if kind == "open" then return "open " .. channel end
+  if kind == "open" or kind == "relay" then return "open " .. channel end
   if OPENINGS[kind] and map.channel then return "open " .. map.channel.json end
   if map.request then return "request " .. map.request.json end
   return nil
@@ -445,6 +463,71 @@ local function show_control(tvb, tree, context, channel)
   return kind
 end
 
+local BATCH_FLAGS = { "lone", "deltas", "retain", "has_sequence", "has_route", "has_extension", "qos" }
+
+-- Shows a batch from its extension on. Returns the position after it and the number of messages, or nil.
+local function show_batch_rest(tvb, at, item, flags)
+  local function need(count)
+    if at + count <= tvb:len() then return true end
+    item:add_proto_expert_info(experts.malformed, "the batch is cut short")
+    return false
+  end
+  local function show_payload(length)
+    if length > 0 then
+      item:add(fields["batch.payload"], tvb(at, length))
+    else
+      item:add(fields["batch.empty_payload"])
+    end
+    at = at + length
+  end
+  if band(flags, 0x20) ~= 0 then
+    if not need(4) then return nil end
+    local length = tvb(at, 4):uint()
+    at = at + 4
+    if not need(length) then return nil end
+    if length > 0 then
+      item:add(fields["batch.extension"], tvb(at, length))
+      local value, problem = cbor_value(tvb(at, length):tvb(), 0, 0)
+      if value then
+        item:add(fields["batch.extension_json"], tvb(at, length), value.json)
+      else
+        item:add_proto_expert_info(experts.malformed, "extension: " .. problem)
+      end
+    end
+    at = at + length
+  end
+  if band(flags, 0x01) ~= 0 then
+    show_payload(tvb:len() - at)
+    return at, 1
+  end
+  if not need(4) then return nil end
+  local count = tvb(at, 4):uint()
+  item:add(fields["batch.count"], tvb(at, 4))
+  at = at + 4
+  local has_deltas = band(flags, 0x02) ~= 0
+  if count > 65536 or not need(count * (has_deltas and 8 or 4)) then return nil end
+  local lengths = {}
+  for index = 1, count do
+    lengths[index] = tvb(at, 4):uint()
+    item:add(fields["batch.message_length"], tvb(at, 4))
+    at = at + 4
+  end
+  for _ = 1, has_deltas and count or 0 do
+    item:add(fields["batch.delta_us"], tvb(at, 4))
+    at = at + 4
+  end
+  for _, length in ipairs(lengths) do
+    if not need(length) then return nil end
+    show_payload(length)
+  end
+  return at, count
+end
+
+local function batch_title(flags, count, topic)
+  return string.format("%d message%s, QoS %d%s", count, count == 1 and "" or "s", math.floor(flags / 64),
+    topic and (", " .. topic) or "")
+end
+
 -- Returns the position after the batch, or nil.
 local function show_batch(tvb, at, tree, context)
   local begin = at
@@ -456,9 +539,7 @@ local function show_batch(tvb, at, tree, context)
   end
   if not need(9) then return nil end
   local flags = tvb(at, 1):uint()
-  for _, name in ipairs({ "lone", "deltas", "retain", "has_sequence", "has_route", "has_extension", "qos" }) do
-    item:add(fields["batch." .. name], tvb(at, 1))
-  end
+  for _, name in ipairs(BATCH_FLAGS) do item:add(fields["batch." .. name], tvb(at, 1)) end
   item:add(fields["batch.published_us"], tvb(at + 1, 8))
   at = at + 9
   if band(flags, 0x08) ~= 0 then
@@ -479,62 +560,90 @@ local function show_batch(tvb, at, tree, context)
     item:add(fields["batch.received_us"], tvb(at + 16, 8))
     at = at + 24
   end
-  if band(flags, 0x20) ~= 0 then
-    if not need(4) then return nil end
-    local length = tvb(at, 4):uint()
-    at = at + 4
-    if not need(length) then return nil end
-    if length > 0 then
-      item:add(fields["batch.extension"], tvb(at, length))
-      local value, problem = cbor_value(tvb(at, length):tvb(), 0, 0)
-      if value then
-        item:add(fields["batch.extension_json"], tvb(at, length), value.json)
-      else
-        item:add_proto_expert_info(experts.malformed, "extension: " .. problem)
-      end
-    end
-    at = at + length
-  end
-  local count = 1
-  if band(flags, 0x01) ~= 0 then
-    if at < tvb:len() then
-      item:add(fields["batch.payload"], tvb(at))
-    else
-      item:add(fields["batch.empty_payload"], tvb(begin, 1))
-    end
-    at = tvb:len()
-  else
-    if not need(4) then return nil end
-    count = tvb(at, 4):uint()
-    item:add(fields["batch.count"], tvb(at, 4))
-    at = at + 4
-    local has_deltas = band(flags, 0x02) ~= 0
-    if count > 65536 or not need(count * (has_deltas and 8 or 4)) then return nil end
-    local lengths = {}
-    for index = 1, count do
-      lengths[index] = tvb(at, 4):uint()
-      item:add(fields["batch.message_length"], tvb(at, 4))
-      at = at + 4
-    end
-    for _ = 1, has_deltas and count or 0 do
-      item:add(fields["batch.delta_us"], tvb(at, 4))
-      at = at + 4
-    end
-    for _, length in ipairs(lengths) do
-      if not need(length) then return nil end
-      if length > 0 then
-        item:add(fields["batch.payload"], tvb(at, length))
-      else
-        item:add(fields["batch.empty_payload"], tvb(begin, 1))
-      end
-      at = at + length
-    end
-  end
-  item:set_len(at - begin)
-  item:set_text(string.format("Batch: %d message%s, QoS %d%s", count, count == 1 and "" or "s",
-    math.floor(flags / 64), topic and (", " .. topic) or ""))
+  local after, count = show_batch_rest(tvb, at, item, flags)
+  if not after then return nil end
+  item:set_len(after - begin)
+  item:set_text("Batch: " .. batch_title(flags, count, topic))
   context.info(count == 1 and "message" or count .. " messages")
-  return at
+  return after
+end
+
+local RELAY_HEAD, RELAY_GAP, RELAY_ENTRY = 25, 25, 29
+
+-- Returns the positions of the gaps, names and entries of a range of a log, or nil if this is not one.
+local function scan_relay(tvb)
+  local length = tvb:len()
+  if length < RELAY_HEAD or tvb(0, 1):uint() > 1 or tvb(9, 8):uint64() < tvb(1, 8):uint64() then return nil end
+  local gaps, names, entries = {}, {}, {}
+  local at = RELAY_HEAD
+  for index = 1, tvb(17, 2):uint() do
+    if at + RELAY_GAP > length then return nil end
+    gaps[index], at = at, at + RELAY_GAP
+  end
+  for index = 1, tvb(19, 2):uint() do
+    if at + 2 > length then return nil end
+    names[index], at = at, at + 2 + tvb(at, 2):uint()
+  end
+  for index = 1, tvb(21, 4):uint() do
+    if at + RELAY_ENTRY > length then return nil end
+    entries[index], at = at, at + RELAY_ENTRY + tvb(at + 25, 4):uint()
+  end
+  if at ~= length then return nil end
+  return { gaps = gaps, names = names, entries = entries }
+end
+
+local function show_relay(tvb, tree, context, found)
+  local item = tree:add(fields["relay"], tvb())
+  if not found then
+    item:add_proto_expert_info(experts.malformed, "the range of the log is malformed")
+    return
+  end
+  item:add(fields["relay.rewind"], tvb(0, 1))
+  item:add(fields["relay.begin"], tvb(1, 8))
+  item:add(fields["relay.end"], tvb(9, 8))
+  for _, at in ipairs(found.gaps) do
+    local gap = item:add(fields["relay.gap"], tvb(at, RELAY_GAP))
+    gap:add(fields["relay.gap.reason"], tvb(at, 1))
+    gap:add(fields["relay.gap.first"], tvb(at + 1, 8))
+    gap:add(fields["relay.gap.end"], tvb(at + 9, 8))
+    gap:add(fields["relay.gap.count"], tvb(at + 17, 8))
+    gap:add_proto_expert_info(experts.gap)
+  end
+  local names = {}
+  for index, at in ipairs(found.names) do
+    local length = tvb(at, 2):uint()
+    names[index] = length > 0 and tvb(at + 2, length):string(ENC_UTF_8) or ""
+    item:add(fields["relay.name"], tvb(at, 2 + length), names[index])
+  end
+  local messages = 0
+  for _, at in ipairs(found.entries) do
+    local length = tvb(at + 25, 4):uint()
+    local entry = item:add(fields["relay.entry"], tvb(at, RELAY_ENTRY + length))
+    local flags, topic, publisher = tvb(at + 8, 1):uint(), tvb(at + 17, 2):uint(), tvb(at + 19, 2):uint()
+    entry:add(fields["relay.offset"], tvb(at, 8))
+    for _, name in ipairs(BATCH_FLAGS) do entry:add(fields["batch." .. name], tvb(at + 8, 1)) end
+    entry:add(fields["batch.published_us"], tvb(at + 9, 8))
+    entry:add(fields["relay.topic"], tvb(at + 17, 2))
+    entry:add(fields["relay.publisher"], tvb(at + 19, 2))
+    entry:add(fields["relay.count"], tvb(at + 21, 4))
+    entry:add(fields["relay.length"], tvb(at + 25, 4))
+    if names[topic + 1] and names[publisher + 1] then
+      entry:add(fields["batch.topic"], tvb(at + 17, 2), names[topic + 1]):set_generated()
+      entry:add(fields["batch.publisher"], tvb(at + 19, 2), names[publisher + 1]):set_generated()
+    else
+      entry:add_proto_expert_info(experts.malformed, "a place outside the list of names")
+    end
+    local count = tvb(at + 21, 4):uint()
+    -- An empty tvb does not exist: a lone message without a payload ends before the next entry.
+    local rest = tvb(0, at + RELAY_ENTRY + length):tvb()
+    if show_batch_rest(rest, at + RELAY_ENTRY, entry, flags) then
+      entry:set_text("Entry: " .. batch_title(flags, count, names[topic + 1]))
+    end
+    messages = messages + count
+  end
+  item:set_text(string.format("Range of a log: offsets %s to %s, %d messages", tostring(tvb(1, 8):uint64()),
+    tostring(tvb(9, 8):uint64()), messages))
+  context.info("relay of " .. messages .. " messages")
 end
 
 local function show_work(tvb, tree, context)
@@ -574,9 +683,17 @@ local function show_record(tvb, tree, context, channel, record, is_unreliable)
     if channel ~= 0 and not context.visited then context.direction.channels[channel] = kind end
   elseif context.direction.channels[channel] == "work" or looks_like_work(tvb) then
     show_work(tvb, item, context)
+  elseif context.direction.channels[channel] == "relay" then
+    show_relay(tvb, item, context, scan_relay(tvb))
   elseif tvb(0, 1):uint() == 0xff then
     if tvb:len() > 1 then show_control(tvb(1):tvb(), item, context, channel) end
   else
+    -- The record 0 of a bridge's channel may not have been captured. A batch is never consistent as such a range.
+    local range = scan_relay(tvb)
+    if range then
+      show_relay(tvb, item, context, range)
+      return
+    end
     local at = 0
     while at and at < tvb:len() do at = show_batch(tvb, at, item, context) end
   end

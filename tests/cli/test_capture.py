@@ -44,10 +44,21 @@ def test_mistakes_are_explained(capture: Path, tmp_path: Path) -> None:
     assert "cannot read" in error_of("flow", str(tmp_path / "none"))
     assert "is not HOST or HOST:PORT" in error_of("flow", str(capture), "--address", "a:b")
     assert "has no such packets" in error_of("flow", str(capture), "--address", "203.0.113.9")
-    (tmp_path / "cut").write_bytes(capture.read_bytes()[:-5])
-    assert "the capture is truncated: it ends inside the block" in error_of("flow", str(tmp_path / "cut"))
     (tmp_path / "text").write_bytes(b"hello world")
     assert "this is not a capture" in error_of("flow", str(tmp_path / "text"))
+
+
+def test_the_packets_before_the_end_of_a_truncated_capture_are_shown(capture: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    whole = godwit("flow", str(capture)).stdout.splitlines()
+    cut.write_bytes(capture.read_bytes()[:-5])
+    result = godwit("flow", str(cut))
+    assert result.returncode == 0
+    assert result.stdout.splitlines() == whole[:-1]
+    assert b"the capture is truncated: it ends inside the block" in result.stderr
+    assert b"the packets before are shown" in result.stderr
+    cut.write_bytes(capture.read_bytes()[:90])
+    assert "the capture is truncated" in error_of("flow", str(cut))
 
 
 def test_capture(address: str, tmp_path: Path) -> None:

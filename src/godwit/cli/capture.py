@@ -129,7 +129,8 @@ def flow(
     """Draw the packets of a capture as a sequence diagram, with one lane for each address.
 
     It marks packets that were lost, sent again, duplicated or damaged, and what each acknowledgement covers. Packets
-    of other protocols are left out. Captures of godwit, tcpdump and Wireshark can be read.
+    of other protocols are left out. Captures of godwit, tcpdump and Wireshark can be read; of a damaged one, the
+    packets before the damage are shown.
     """
     from godwit.capture.conversation import read_reports
     from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
@@ -146,10 +147,14 @@ def flow(
         is_ours = bool(one.data) and one.data[0] >> 4 == VERSION
         return is_ours and (not wanted or any(_matches(end, wanted) for end in (one.source, one.destination)))
 
+    datagrams: list[CapturedDatagram] = []
     try:
-        reports = read_reports(one for one in read_capture(_read(capture)) if is_wanted(one))
+        datagrams.extend(one for one in read_capture(_read(capture)) if is_wanted(one))
     except CaptureError as error:
-        raise GodwitError(f"{safe(str(capture))}: {error}") from error
+        if not datagrams:
+            raise GodwitError(f"{safe(str(capture))}: {error}") from error
+        typer.echo(f"{safe(str(capture))}: {error}; the packets before are shown", err=True)
+    reports = read_reports(datagrams)
     if not reports:
         raise GodwitError(f"{safe(str(capture))} has no such packets of the native protocol; check it and --address")
     diagram = make_diagram(reports, limit)

@@ -1,8 +1,8 @@
 """Messages to the service manager that started this process, as systemd does with `Type=notify`.
 
 The manager names a datagram socket in NOTIFY_SOCKET, and a time in WATCHDOG_USEC within which the process must send a
-sign of life. Signs are sent by the event loop, twice in that time: a loop that hangs ends them, and the manager restarts
-the broker. Without these variables nothing is sent.
+sign of life. The event loop sends two in that time: if it hangs, they end, and the manager restarts the broker. Without
+these variables nothing is sent.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.capture.dissected import CLIENT_ID, DISSECTOR, SERVER_ID, write_capture
-from tests.cli.real import error_of, godwit, lines
+from tests.cli.real import broker, error_of, eventually, godwit, lines, running
 
+from godwit.capture.pcapng import count_packets, read_capture
 from godwit.cli.capture import plugins_folder
 from godwit.wire.packet import encode_packet
 
@@ -44,10 +47,21 @@ def test_mistakes_are_explained(capture: Path, tmp_path: Path) -> None:
     assert "cannot read" in error_of("flow", str(tmp_path / "none"))
     assert "is not HOST or HOST:PORT" in error_of("flow", str(capture), "--address", "a:b")
     assert "has no such packets" in error_of("flow", str(capture), "--address", "203.0.113.9")
-    (tmp_path / "cut").write_bytes(capture.read_bytes()[:-5])
-    assert "the capture is truncated: it ends inside the block" in error_of("flow", str(tmp_path / "cut"))
     (tmp_path / "text").write_bytes(b"hello world")
     assert "this is not a capture" in error_of("flow", str(tmp_path / "text"))
+
+
+def test_the_packets_before_the_end_of_a_truncated_capture_are_shown(capture: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    whole = godwit("flow", str(capture)).stdout.splitlines()
+    cut.write_bytes(capture.read_bytes()[:-5])
+    result = godwit("flow", str(cut))
+    assert result.returncode == 0
+    assert result.stdout.splitlines() == whole[:-1]
+    assert b"the capture is truncated: it ends inside the block" in result.stderr
+    assert b"the packets before are shown" in result.stderr
+    cut.write_bytes(capture.read_bytes()[:90])
+    assert "the capture is truncated" in error_of("flow", str(cut))
 
 
 def test_capture(address: str, tmp_path: Path) -> None:
@@ -60,6 +74,41 @@ def test_capture(address: str, tmp_path: Path) -> None:
     wrong = error_of("capture", "-o", str(tmp_path / "y"), "--filter", "color=red", "--broker", address)
     assert "'color=red' is not a condition" in wrong
     assert not (tmp_path / "y").exists()
+
+
+def recorded(folder: Path, address: str) -> None:
+    """Publish until the unfinished capture in the folder has packets."""
+
+    def has_packets() -> bool:
+        godwit("pub", "capture/x", "1", "--broker", address)
+        return sum(count_packets(part.read_bytes()) for part in folder.glob(".godwit-*.part")) >= 5
+
+    eventually(has_packets)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_capture_is_kept(address: str, tmp_path: Path, number: signal.Signals) -> None:
+    output = tmp_path / "x.pcapng"
+    with running("capture", "-o", str(output), "--seconds", "600", "--broker", address) as command:
+        recorded(tmp_path, address)
+        command.process.send_signal(number)
+        assert command.wait() == 0
+        assert "x.pcapng: " in command.err.line()
+    assert len(list(read_capture(output.read_bytes()))) >= 5
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_packets_before_the_end_of_a_broker_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "x.pcapng"
+    with ExitStack() as stack:
+        with broker() as own:
+            arguments = ("capture", "-o", str(output), "--seconds", "600", "--broker", own, "--timeout", "1")
+            command = stack.enter_context(running(*arguments))
+            recorded(tmp_path, own)
+        assert command.wait() == 1
+        command.err.until("x.pcapng: ")
+        command.err.until("did not come back within 1 s")
+    assert len(list(read_capture(output.read_bytes()))) >= 5
 
 
 def test_dissector(tmp_path: Path) -> None:

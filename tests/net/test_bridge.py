@@ -16,6 +16,7 @@ from godwit.broker.settings import Settings
 from godwit.errors import AddressError, UsageError
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
+from godwit.net.tls import stored_identity
 from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration
 from godwit.store.reader import LogReader
 from godwit.wire.batch import extension_of
@@ -180,5 +181,36 @@ def test_bridges_that_are_not_possible(tmp_path: Path) -> None:
                 return "no-such-host.invalid" in outgoing(edge).problem
 
             await until(has_problem)
+
+    run(test)
+
+
+def test_the_address_of_the_hub_decides_about_sealing(tmp_path: Path) -> None:
+    """A bridge to udps:// is sealed, and does not send to a hub that has another key than its address names."""
+
+    async def test() -> None:
+        async with broker(tmp_path / "hub") as hub:
+            address = hub.urls[0].removeprefix("udp://")
+            fingerprint = stored_identity(tmp_path / "hub").fingerprint
+            good = BridgeSection(name="good", hub=f"udps://{address}#{fingerprint}")
+            bad = BridgeSection(name="bad", hub=f"udps://{address}#sha256:{'1' * 64}")
+            async with broker(tmp_path / "edge", good, bad) as edge, connect(edge.urls[0]) as device:
+                await device.publish("t", b"x")
+
+                async def are_decided() -> bool:
+                    first, second = (status() for status in edge.server.broker.relays.outgoing)
+                    return first.state == "running" and first.lag == 0 and "is expected" in second.problem
+
+                await until(are_decided)
+                connections = list(hub.server.listeners[0].endpoint.connections.values())
+                assert [type(one).__name__ for one in connections if one.peer_address] == ["SealedConnection"]
+
+    run(test, deadline_s=60.0)
+
+
+def test_a_wrong_fingerprint_of_the_hub_stops_the_start(tmp_path: Path) -> None:
+    async def test() -> None:
+        with pytest.raises(AddressError, match="bridge edge: "):
+            await broker(tmp_path, BridgeSection(name="edge", hub="udps://192.0.2.1#sha256:12")).start()
 
     run(test)

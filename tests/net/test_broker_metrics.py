@@ -21,7 +21,8 @@ from godwit.errors import AccessError, DiskError, SocketError
 from godwit.net import broker_metrics
 from godwit.net.client import connect
 from godwit.net.service import Service
-from godwit.server.configuration import Configuration, MetricsSection
+from godwit.net.tls import stored_identity
+from godwit.server.configuration import BridgeSection, Configuration, MetricsSection
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMTOOL = shutil.which("promtool")
@@ -191,6 +192,28 @@ def test_an_absent_subscriber_has_a_lag(tmp_path: Path) -> None:
             found = await read(service)
             assert found['godwit_subscriptions_behind{client="absent"}'] == 1
             assert found['godwit_subscription_lag_messages_max{client="absent"}'] == 5
+
+    run(main, deadline_s=60.0)
+
+
+def test_bridges_and_sealed_connections_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        hub = measured(tmp_path / "hub")
+        async with hub:
+            section = MetricsSection(listen="127.0.0.1:0")
+            fingerprint = stored_identity(tmp_path / "hub").fingerprint
+            bridge = BridgeSection(name="site7", hub=f"{hub.urls[0].replace('udp://', 'udps://')}#{fingerprint}")
+            edge = Service(replace(configuration(), data=tmp_path / "edge", metrics=section, bridges=(bridge,)))
+            async with edge, connect(edge.urls[0]) as client:
+                await client.publish("t", b"x")
+                while (found := await read(edge))['godwit_bridge_messages_total{bridge="site7"}'] < 1:
+                    await asyncio.sleep(0.02)
+                assert found['godwit_bridge_up{bridge="site7"}'] == 1
+                assert found['godwit_bridge_missed_messages_total{bridge="site7"}'] == 0
+                assert 'godwit_bridge_lag_messages{bridge="site7"}' in found
+                found = await read(hub)
+                assert found["godwit_bridges_incoming"] == 1
+                assert found["godwit_sealed_connections"] == 1
 
     run(main, deadline_s=60.0)
 

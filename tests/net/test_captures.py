@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.capture.dissected import needs_tshark, run_tshark
 from tests.net.running import run, service
+from tests.net.test_bridge import broker as make_broker
 
+import godwit
 from godwit.broker.access import Access, Rule
 from godwit.broker.ports import RequestFailure
 from godwit.capture.conversation import read_reports
@@ -19,6 +22,7 @@ from godwit.net import captures
 from godwit.net.captures import CaptureFilter, TappedSocket, capture_counts, capture_packets
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
+from godwit.server.configuration import BridgeSection
 
 MIB = 1024 * 1024
 
@@ -78,6 +82,44 @@ def test_tshark_finds_nothing_malformed(tmp_path: Any) -> None:
     path = tmp_path / "x.pcapng"
     assert run_tshark(path, "-Y", "_ws.malformed || godwit.expert.malformed || !godwit") == ""
     assert "DATA login" in run_tshark(path)
+
+
+@needs_tshark
+def test_sealed_connections_and_bridges_are_shown(tmp_path: Path) -> None:
+    """A sealed client, and a bridge whose channel was opened before the capture, at a hub."""
+    path = tmp_path / "x.pcapng"
+
+    async def main() -> None:
+        hub = make_broker(tmp_path / "hub")
+        async with hub, connect(hub.urls[0], name="operator") as operator:
+            bridge = BridgeSection(name="edge", hub=hub.urls[0])
+            async with make_broker(tmp_path / "edge", bridge) as edge, connect(edge.urls[0]) as device:
+                await device.publish("t/first", b"1")
+                while hub.server.broker.end_offset < 1:  # the bridge runs
+                    await asyncio.sleep(0.02)
+
+                async def work() -> AsyncIterator[None]:
+                    sealed = hub.urls[0].replace("udp://", "udps://")
+                    security = godwit.Security(known_brokers=str(tmp_path / "known"))
+                    async with connect(sealed, name="s", security=security) as client:
+                        await client.publish("t/sealed", b"very secret")
+                    await device.publish("t/second", b"2")
+                    while hub.server.broker.end_offset < 3:
+                        await asyncio.sleep(0.02)
+                    yield
+
+                path.write_bytes(b"".join(await collected(operator, work())))
+
+    run(main, deadline_s=60.0)
+    data = path.read_bytes()
+    assert b"very secret" not in data
+    assert run_tshark(path, "-Y", "_ws.malformed || godwit.expert.malformed || !godwit") == ""
+    assert "CRYPTO" in run_tshark(path)
+    assert "sealed, " in run_tshark(path, "-Y", "godwit.sealed == 1")
+    assert run_tshark(path, "-Y", "godwit.relay", "-T", "fields", "-e", "godwit.batch.topic").split() == ["t/second"]
+    texts = [part for report in read_reports(read_capture(data)) for part in report.parts]
+    for word in ("CRYPTO bytes 0-", "sealed, ", "relay of offsets 1 to 2, 1 message"):
+        assert any(word in text for text in texts), (word, texts)
 
 
 def test_a_filter_selects_a_client() -> None:

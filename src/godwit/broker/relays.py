@@ -367,6 +367,11 @@ class Relays:
         payload = msgspec.json.encode({"link": link, **fields})
         self._append(topic, self._broker_number, [make_entry(topic.name, BROKER_NAME, [payload], qos=1, now_us=now_us)])
 
+    @property
+    def incoming(self) -> int:
+        """The number of open bridges of which this broker is the hub."""
+        return len(self._open)
+
     def bridges(self, session: Session) -> list[BridgeInfo]:
         """Return all bridges from and to this broker, for a client that may kick. Raises RequestFailure otherwise."""
         if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):

@@ -85,6 +85,16 @@ def statistics_block(packets: int, dropped: int) -> bytes:
     return _block(_STATISTICS, struct.pack("<III", 0, 0, 0) + counts)
 
 
+def count_packets(data: bytes) -> int:
+    """Return the number of packets in whole blocks that were written here."""
+    found = at = 0
+    while at + 8 <= len(data):
+        kind, length = struct.unpack_from("<II", data, at)
+        found += kind == _PACKET
+        at += max(length, 8)
+    return found
+
+
 def ip_packet(source: tuple[str, int], destination: tuple[str, int], data: bytes) -> bytes:
     """Return a datagram with headers of IP and UDP. Its UDP checksum is absent, or for IPv6 computed."""
     first, second = (ipaddress.ip_address(address[0].partition("%")[0]) for address in (source, destination))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -75,30 +76,55 @@ def capture(
     """Record the packets that a broker receives and sends, for Wireshark and godwit flow.
 
     This needs the right to kick. The packets of this command itself are left out. The file is complete after the time,
-    or when it has its largest size. Packets that would slow the broker down are counted, not recorded.
+    when it has its largest size, or after Ctrl-C. Packets that would slow the broker down are counted, not recorded.
     """
     check_free(output, force=force)
     target = Target.of(broker, name, secret_file, timeout, arq)
     with new_file(output, force=force) as part:
-        packets, dropped = run(_capture(target, part, seconds, size * 1024 * 1024, packet_bytes, filter))
+        packets, dropped, error = run(_capture(target, part, seconds, size * 1024 * 1024, packet_bytes, filter))
     typer.echo(f"{safe(str(output))}: {count(packets, 'packet')}, {count(output.stat().st_size, 'byte')}", err=True)
     if dropped:
         typer.echo(f"{count(dropped, 'packet')} could not be recorded: choose fewer with --filter", err=True)
+    if error is not None:
+        raise error
 
 
 async def _capture(
     target: Target, part: Path, seconds: int, max_bytes: int, packet_bytes: int, filter: str
-) -> tuple[int, int]:
+) -> tuple[int, int, GodwitError | None]:
+    """Write the packets. Return their number, that of packets that are missing, and the error that ended the capture.
+
+    Raises an error that came before the first packet, after which there is nothing to keep.
+    """
+    from contextlib import aclosing
+
+    from godwit.capture.pcapng import count_packets
     from godwit.net.captures import capture_counts, capture_packets
 
-    last = b""
-    async with connected(target) as client:
-        pieces = capture_packets(client, seconds=seconds, max_bytes=max_bytes, packet_bytes=packet_bytes, filter=filter)
-        with part.open("wb") as file:
-            async for piece in pieces:
-                file.write(piece)
-                last = piece
-    return capture_counts(last)
+    packets, last = 0, b""
+    problem: GodwitError | None = None
+    with part.open("wb", buffering=0) as file:
+        try:
+            async with (
+                connected(target) as client,
+                aclosing(
+                    capture_packets(
+                        client, seconds=seconds, max_bytes=max_bytes, packet_bytes=packet_bytes, filter=filter
+                    )
+                ) as pieces,
+            ):
+                async for piece in pieces:
+                    file.write(piece)
+                    packets += count_packets(piece)
+                    last = piece
+        except asyncio.CancelledError:  # Ctrl-C or SIGTERM
+            if not last:
+                raise
+        except GodwitError as error:
+            if not last:
+                raise
+            problem = error
+    return packets, capture_counts(last)[1], problem
 
 
 # -- flow -------------------------------------------------------------------------------------------------------------
@@ -129,7 +155,8 @@ def flow(
     """Draw the packets of a capture as a sequence diagram, with one lane for each address.
 
     It marks packets that were lost, sent again, duplicated or damaged, and what each acknowledgement covers. Packets
-    of other protocols are left out. Captures of godwit, tcpdump and Wireshark can be read.
+    of other protocols are left out. Captures of godwit, tcpdump and Wireshark can be read; of a damaged one, the
+    packets before the damage are shown.
     """
     from godwit.capture.conversation import read_reports
     from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
@@ -146,10 +173,14 @@ def flow(
         is_ours = bool(one.data) and one.data[0] >> 4 == VERSION
         return is_ours and (not wanted or any(_matches(end, wanted) for end in (one.source, one.destination)))
 
+    datagrams: list[CapturedDatagram] = []
     try:
-        reports = read_reports(one for one in read_capture(_read(capture)) if is_wanted(one))
+        datagrams.extend(one for one in read_capture(_read(capture)) if is_wanted(one))
     except CaptureError as error:
-        raise GodwitError(f"{safe(str(capture))}: {error}") from error
+        if not datagrams:
+            raise GodwitError(f"{safe(str(capture))}: {error}") from error
+        typer.echo(f"{safe(str(capture))}: {error}; the packets before are shown", err=True)
+    reports = read_reports(datagrams)
     if not reports:
         raise GodwitError(f"{safe(str(capture))} has no such packets of the native protocol; check it and --address")
     diagram = make_diagram(reports, limit)

@@ -37,6 +37,7 @@ from godwit.server.server import Server
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import TransportTotals
 from godwit.transport.events import ConnectionState
+from godwit.transport.sealed_connection import SealedConnection
 
 SLICE: Final = 200
 """Connections, subscriptions or topics that are examined before other work of the loop."""
@@ -130,6 +131,7 @@ class BrokerMetrics:
         add_drops(metrics, parts)
         await add_transport(metrics, parts.server)
         await add_lag(metrics, parts.server)
+        add_bridges(metrics, parts.server)
         if parts.durable is not None:
             add_log(metrics, parts.durable)
         if parts.archive is not None:
@@ -268,11 +270,12 @@ async def add_transport(metrics: MetricSet, server: Server) -> None:
             setattr(totals, name, getattr(totals, name) + getattr(listener.endpoint.ended, name))
         connections += listener.endpoint.connections.values()
     trips_s: list[float] = []
-    buffered_bytes = 0
+    buffered_bytes = sealed = 0
     for start in range(0, len(connections), SLICE):
         for connection in connections[start : start + SLICE]:
             connection.add_to(totals)
             buffered_bytes += connection.buffered_bytes
+            sealed += isinstance(connection, SealedConnection)
             if connection.state is ConnectionState.OPEN:
                 trips_s.append(connection.round_trip_s)
         await asyncio.sleep(0)
@@ -286,6 +289,7 @@ async def add_transport(metrics: MetricSet, server: Server) -> None:
     text = "Unreliable records that were dropped because a send buffer was full."
     metrics.counter("unreliable_records_dropped", text, totals.unreliable_dropped)
     metrics.gauge("connection_buffer_bytes", "Bytes that connections hold, in both directions.", buffered_bytes)
+    metrics.gauge("sealed_connections", "Native connections whose packets are encrypted.", sealed)
     trips_s.sort()
     for name, share in ROUND_TRIP_SHARES.items():
         trip_s = trips_s[round(share * (len(trips_s) - 1))] if trips_s else math.nan
@@ -310,6 +314,20 @@ async def add_lag(metrics: MetricSet, server: Server) -> None:
         metrics.gauge("subscription_lag_messages", text, lag, client=state)
         text = "Messages of the log that the subscription with the largest lag has not acknowledged."
         metrics.gauge("subscription_lag_messages_max", text, max_lag, client=state)
+
+
+def add_bridges(metrics: MetricSet, server: Server) -> None:
+    """Add the bridges of the configuration, and the number of those to this broker."""
+    relays = server.broker.relays
+    metrics.gauge("bridges_incoming", "Open bridges to this broker, of which it is the hub.", relays.incoming)
+    for status in relays.outgoing:
+        bridge = status()
+        metrics.gauge("bridge_up", "1 if the hub accepts messages.", bridge.state == "running", bridge=bridge.name)
+        text = "Messages of the log that the hub has not confirmed, whether they match the filters or not."
+        metrics.gauge("bridge_lag_messages", text, bridge.lag, bridge=bridge.name)
+        metrics.counter("bridge_messages", "Messages that were sent to the hub.", bridge.messages, bridge=bridge.name)
+        text = "Messages that the hub will not get: deleted, damaged or too long."
+        metrics.counter("bridge_missed_messages", text, bridge.missed, bridge=bridge.name)
 
 
 def lag_of(subscription: BrokerSubscription, end_offset: int) -> int:

@@ -36,6 +36,7 @@ from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
+from godwit.net.service_manager import ServiceManager
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
@@ -619,7 +620,7 @@ async def serve(
     load: Callable[[], Configuration] | None = None,
     ready: Callable[[Service], None] | None = None,
 ) -> None:
-    """Run a broker until SIGINT or SIGTERM.
+    """Run a broker until SIGINT or SIGTERM. A service manager such as systemd is notified of its state.
 
     Args:
         configuration: The broker's configuration.
@@ -633,22 +634,35 @@ async def serve(
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     handled = [signal.SIGINT, signal.SIGTERM]
-    async with Service(configuration, notices=notices) as service:
-        with suppress(NotImplementedError):  # on Windows, where Ctrl-C cancels this coroutine
-            for number in handled:
-                loop.add_signal_handler(number, stopping.set)
-            if load is not None:
-                handled.append(signal.SIGHUP)
-                loop.add_signal_handler(signal.SIGHUP, service.try_reload, load)
-        try:
-            if ready is not None:
-                ready(service)
-            await stopping.wait()
-        finally:
-            # Removed at once, so that a second Ctrl-C ends the process immediately.
-            with suppress(NotImplementedError):
+    manager = ServiceManager()
+    try:
+        async with Service(configuration, notices=notices) as service:
+            status = f"listening on {', '.join(service.urls)}"
+
+            def reload(load: Callable[[], Configuration]) -> None:
+                manager.notify_reloading()
+                service.try_reload(load)
+                manager.notify_ready(status)
+
+            with suppress(NotImplementedError):  # on Windows, where Ctrl-C cancels this coroutine
                 for number in handled:
-                    loop.remove_signal_handler(number)
+                    loop.add_signal_handler(number, stopping.set)
+                if load is not None:
+                    handled.append(signal.SIGHUP)
+                    loop.add_signal_handler(signal.SIGHUP, reload, load)
+            try:
+                if ready is not None:
+                    ready(service)
+                manager.notify_ready(status)
+                await stopping.wait()
+            finally:
+                manager.notify_stopping()
+                # Removed at once, so that a second Ctrl-C ends the process immediately.
+                with suppress(NotImplementedError):
+                    for number in handled:
+                        loop.remove_signal_handler(number)
+    finally:
+        manager.close()
 
 
 MAX_PORT: Final = 65_535

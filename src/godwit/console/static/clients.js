@@ -1,0 +1,1 @@
+export function clientsPage(view) { return { close() {} }; }

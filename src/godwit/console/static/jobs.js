@@ -1,0 +1,1 @@
+export function jobsPage(view) { return { close() {} }; }

@@ -1,0 +1,1 @@
+export function topicsPage(view) { return { close() {} }; }

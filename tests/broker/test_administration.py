@@ -280,10 +280,6 @@ def test_clients_are_described() -> None:
     assert (first.name, first.address, first.since_us) == ("alice", "192.0.2.1:40000", world.now_us)
     assert (first.subscriptions, first.messages_in, first.messages_out) == ([], 2, 0)
     assert (first.protocol, first.arq) == ("native", "selective-repeat")
-    assert first.packets_sent > 0
-    assert first.packets_received > 0
-    assert first.bytes_sent > 0
-    assert first.window_bytes > 0
     assert (second.name, second.subscriptions, second.messages_out) == ("bob", [["a", "b"]], 2)
     assert (third.name, third.address) == ("carol", "")
 

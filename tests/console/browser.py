@@ -98,7 +98,9 @@ async def console_world(
         yield world
         outside = [url for url in world.requests if not url.startswith((server.url, server.url.replace("http", "ws")))]
         assert outside == [], "a request left the host"
-        serious = [text for text in world.errors if not text.startswith(("log:", "info:")) and "status of 4" not in text]
+        serious = [
+            text for text in world.errors if not text.startswith(("log:", "info:")) and "status of 4" not in text
+        ]
         assert [text for text in serious if "WebSocket connection" not in text and "ERR_" not in text] == []
 
 

@@ -53,9 +53,13 @@ def test_a_login_has_the_rights_of_that_client(tmp_path: Path) -> None:
                 await page.get_by_role("button", name="Log in").click()
 
             await log_in("anna", "wrong secret")
-            await expect(page.get_by_role("alert")).to_have_text("The broker does not accept this name with this secret.")
+            await expect(page.get_by_role("alert")).to_have_text(
+                "The broker does not accept this name with this secret."
+            )
             await log_in("unknown", "right secret")
-            await expect(page.get_by_role("alert")).to_have_text("The broker does not accept this name with this secret.")
+            await expect(page.get_by_role("alert")).to_have_text(
+                "The broker does not accept this name with this secret."
+            )
             await log_in("anna", "right secret")
             await expect(page.get_by_text("Logged in as anna")).to_be_visible()
             await expect(page.get_by_role("alert").filter(has_text="figures of the broker are missing")).to_be_visible()

@@ -113,7 +113,9 @@ class LoginLimiter:
         """Count a wrong secret."""
         for key in keys:
             count = self._failures.pop(key, (0, 0.0))[0] + 1
-            pause_s = 0.0 if count < FREE_FAILURES else min(FIRST_WAIT_S * 2 ** min(count - FREE_FAILURES, 16), MAX_WAIT_S)
+            pause_s = (
+                0.0 if count < FREE_FAILURES else min(FIRST_WAIT_S * 2 ** min(count - FREE_FAILURES, 16), MAX_WAIT_S)
+            )
             self._failures[key] = (count, now + pause_s)
             if len(self._failures) > MAX_KEYS:
                 self._failures.popitem(last=False)

@@ -10,6 +10,7 @@ import msgspec
 
 from godwit.console.connection import BadRequest, BrowserConnection
 from godwit.console.link import REQUEST_TIMEOUT_S
+from godwit.console.pipeline import PipelineQuery, RequeueQuery, pipeline, requeue
 from godwit.console.tail import BUSY_RATE, MAX_WATCHED, Tail, ValueWatch, first_message, payload_detail, payload_form
 
 MAX_OPEN: Final = 1_000
@@ -355,5 +356,7 @@ REQUESTS: Final[dict[str, tuple[type[Any], Answer]]] = {
     "cancel": (JobQuery, cancel),
     "retry": (JobQuery, retry),
     "log": (NoArguments, log),
+    "pipeline": (PipelineQuery, pipeline),
+    "requeue": (RequeueQuery, requeue),
 }
 """By name: the type of the arguments, and the function that answers."""

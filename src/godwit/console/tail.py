@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,8 +32,16 @@ BUSY_RATE: Final = 200.0
 """Topics with more messages per second have no last value in the tree."""
 VALUE_BYTES: Final = 200
 VALUES_S: Final = 0.5
-
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def own_cursor() -> str:
+    """Return the name of a cursor for one subscription.
+
+    A client has one subscription for the same filters, but several windows of a person may show the same topics: each
+    subscription of theirs has a cursor of its own, which ends with it.
+    """
+    return f"console-{secrets.token_hex(8)}"
 
 
 def payload_form(payload: bytes, max_bytes: int) -> dict[str, Any]:
@@ -114,7 +123,9 @@ class Tail:
             await self._send({"on": "tail", "tail": self._number, "error": str(error)})
 
     async def _replay(self, since_us: int) -> None:
-        async with self._client.subscribe(*self._filters, since=since_us, retained="never", keep=False) as messages:
+        async with self._client.subscribe(
+            *self._filters, since=since_us, retained="never", keep=False, cursor=own_cursor()
+        ) as messages:
             async for message in messages:
                 self._add(message)
                 while len(self._waiting) >= FLUSH_MESSAGES:
@@ -127,7 +138,7 @@ class Tail:
             retained: godwit.RetainHandling = "always" if is_first else "never"
             began, burst = time.monotonic(), 0
             async with self._client.subscribe(
-                *self._filters, start="latest", retained=retained, keep=False
+                *self._filters, start="latest", retained=retained, keep=False, cursor=own_cursor()
             ) as messages:
                 is_first = False
                 async for message in messages:
@@ -195,7 +206,9 @@ class ValueWatch:
 
     async def _run(self) -> None:
         try:
-            async with self._client.subscribe(*self._topics, retained="always", keep=False) as messages:
+            async with self._client.subscribe(
+                *self._topics, retained="always", keep=False, cursor=own_cursor()
+            ) as messages:
                 async for message in messages:
                     value = payload_form(message.payload, VALUE_BYTES)
                     self._values[message.topic] = {**value, "retained": message.retained, "us": message.received_us}
@@ -218,7 +231,7 @@ async def first_message(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            client.subscribe(topic, since=since_us, retained=retained, keep=False) as messages,
+            client.subscribe(topic, since=since_us, retained=retained, keep=False, cursor=own_cursor()) as messages,
         ):
             async for message in messages:
                 if since_us is not None or message.retained:

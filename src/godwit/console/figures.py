@@ -55,6 +55,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     round_trip_p95_ms: float | None = None
     log_bytes: int | None = None
     log_end: int | None = None
+    behind: int | None = None
+    """Connected subscriptions that read the log because they are behind."""
     dropped: int = 0
     """Packets and datagrams that were dropped since the sample before."""
     messages_dropped: int = 0
@@ -121,6 +123,7 @@ class FigureHistory:
             round_trip_p95_ms=_scaled(self.number("network/round_trip_us/p95"), 1000),
             log_bytes=self.number("log/size_bytes"),
             log_end=self.number("log/next_offset"),
+            behind=self.number("subscriptions/behind/connected"),
             dropped=grown.get("dropped", 0),
             messages_dropped=grown.get("messages_dropped", 0),
             refused=grown.get("refused", 0),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,22 @@ PAUSE_S: Final = 2.0
 
 Listener = Callable[[dict[str, Any]], None]
 """Called with an event for the browser."""
+
+
+class LinkReader:
+    """A client that subscribes for one part of a window."""
+
+    def __init__(self, client: godwit.AsyncClient, cursor: str | None) -> None:
+        self._client = client
+        self._cursor = cursor
+
+    def subscribe(
+        self, *filters: str, retained: godwit.RetainHandling, start: godwit.Start = None, since_us: int | None = None
+    ) -> godwit.AsyncSubscription:
+        """Return a subscription. There may be one at a time."""
+        return self._client.subscribe(
+            *filters, start=start, since=since_us, retained=retained, cursor=self._cursor, keep=False
+        )
 
 
 class BrokerLink:
@@ -105,6 +122,20 @@ class BrokerLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._client is not None:
             await self._client.close(timeout_s=0.0)
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[LinkReader]:
+        """Return a client for subscriptions of one part of a window.
+
+        A client has one subscription for the same filters, but several windows may show the same topics. So a client
+        with a name has a cursor of its own for each part, which ends with it. A client without a name has no cursors:
+        each part connects.
+        """
+        if self.name is not None:
+            yield LinkReader(self.client, f"console-{secrets.token_hex(8)}")
+            return
+        async with godwit.connect(self.broker, timeout_s=LOGIN_TIMEOUT_S) as client:
+            yield LinkReader(client, None)
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the connection, for the browser."""

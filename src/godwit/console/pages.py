@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from godwit.console.connection import BadRequest, BrowserConnection
+from godwit.console.connection import BadRequestError, BrowserConnection
 from godwit.console.link import REQUEST_TIMEOUT_S
 from godwit.console.pipeline import PipelineQuery, RequeueQuery, pipeline, requeue
 from godwit.console.tail import BUSY_RATE, MAX_WATCHED, Tail, ValueWatch, first_message, payload_detail, payload_form
@@ -64,10 +64,10 @@ async def topic(browser: BrowserConnection, query: TopicQuery) -> Any:
     info = infos[0] if infos else None
     retained = last = None
     if info is not None and info.retained:
-        retained = await first_message(client, query.topic, None, VALUE_TIMEOUT_S)
+        retained = await first_message(browser.link, query.topic, None, VALUE_TIMEOUT_S)
     if info is not None and info.last_us:
         # The time of the last message, so that it is the only one that is read.
-        last = await first_message(client, query.topic, info.last_us, VALUE_TIMEOUT_S)
+        last = await first_message(browser.link, query.topic, info.last_us, VALUE_TIMEOUT_S)
     return {
         "topic": None if info is None else msgspec.to_builtins(info),
         "rate": browser.link.catalogue.rate_of(query.topic),
@@ -86,7 +86,7 @@ async def values(browser: BrowserConnection, query: ValuesQuery) -> Any:
     catalogue = browser.link.catalogue
     wanted = [name for name in query.topics[:MAX_WATCHED] if catalogue.rate_of(name) <= BUSY_RATE]
     if wanted:
-        browser.parts["values"] = ValueWatch(browser.link.client, wanted, browser.send)
+        browser.parts["values"] = ValueWatch(browser.link, wanted, browser.send)
     return {"watched": wanted}
 
 
@@ -101,8 +101,8 @@ async def tail(browser: BrowserConnection, query: TailQuery) -> Any:
     await browser.stop("tail")
     filters = [text for text in query.filters if text]
     if not filters:
-        raise BadRequest("Give a topic filter, for example home/#.")
-    browser.parts["tail"] = Tail(browser.link.client, filters[:16], query.since_us, browser.send, query.tail)
+        raise BadRequestError("Give a topic filter, for example home/#.")
+    browser.parts["tail"] = Tail(browser.link, filters[:16], query.since_us, browser.send, query.tail)
     return {}
 
 
@@ -120,7 +120,7 @@ async def payload(browser: BrowserConnection, query: PayloadQuery) -> Any:
     part = browser.parts.get("tail")
     found = part.payload(query.message) if isinstance(part, Tail) else None
     if found is None:
-        raise BadRequest("This message is no longer in memory: only the last 500 are.")
+        raise BadRequestError("This message is no longer in memory: only the last 500 are.")
     return await asyncio.get_running_loop().run_in_executor(None, payload_detail, found, query.form)
 
 
@@ -141,17 +141,19 @@ async def publish(browser: BrowserConnection, query: PublishQuery) -> Any:
 
 
 def form_bytes(text: str, form: str) -> bytes:
-    """Return the bytes that a person typed as text, JSON or hexadecimal digits. Raises BadRequest."""
+    """Return the bytes that a person typed as text, JSON or hexadecimal digits. Raises BadRequestError."""
     if form == "hex":
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise BadRequest("This is not hexadecimal: give two digits for each byte, for example 48 69.") from None
+            raise BadRequestError(
+                "This is not hexadecimal: give two digits for each byte, for example 48 69."
+            ) from None
     if form == "json":
         try:
             msgspec.json.decode(text.encode())
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise BadRequest(f"This is not JSON: {error}.") from None
+            raise BadRequestError(f"This is not JSON: {error}.") from None
     return text.encode("utf-8", "replace")
 
 
@@ -208,7 +210,7 @@ async def client(browser: BrowserConnection, query: ClientQuery) -> Any:
     found = await browser.cached("clients", lambda: browser.link.client.clients(timeout_s=REQUEST_TIMEOUT_S))
     one = next((one for one in found if one.name == query.name), None)
     if one is None:
-        raise BadRequest("This client does not exist any more.")
+        raise BadRequestError("This client does not exist any more.")
     cursors = await browser.link.client.cursors(query.name, timeout_s=REQUEST_TIMEOUT_S)
     return {"client": msgspec.to_builtins(one), "cursors": msgspec.to_builtins(cursors[:MAX_PAGE])}
 

@@ -1,9 +1,9 @@
 """The web server of the console: its files, logins, and the websockets of browser windows.
 
-What protects it: it answers only under the names of this machine (against DNS rebinding); requests that change something
-and websockets must come from its own pages (Origin) and carry a token (against forged requests); the policy for content
-allows no script, style or connection from elsewhere, and none within a page; the cookie cannot be read by scripts and is
-not sent with requests of other sites.
+How it is protected: it answers only under the names of this machine (against DNS rebinding). Requests that change
+something, and websockets, must come from its own pages (Origin) and carry a token (against forged requests). The policy
+for content allows no script, style or connection from elsewhere, and none within a page. Scripts cannot read the
+cookie, and it is not sent with requests of other sites.
 """
 
 from __future__ import annotations

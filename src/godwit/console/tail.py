@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import godwit
+from godwit.console.link import BrokerLink, LinkReader
 from godwit.errors import GodwitError
 
 MAX_BURST: Final = 500
@@ -33,15 +34,6 @@ BUSY_RATE: Final = 200.0
 VALUE_BYTES: Final = 200
 VALUES_S: Final = 0.5
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-def own_cursor() -> str:
-    """Return the name of a cursor for one subscription.
-
-    A client has one subscription for the same filters, but several windows of a person may show the same topics: each
-    subscription of theirs has a cursor of its own, which ends with it.
-    """
-    return f"console-{secrets.token_hex(8)}"
 
 
 def payload_form(payload: bytes, max_bytes: int) -> dict[str, Any]:
@@ -77,19 +69,17 @@ def payload_detail(payload: bytes, form: str) -> dict[str, Any]:
 class Tail:
     """A subscription whose messages go to a browser."""
 
-    def __init__(
-        self, client: godwit.AsyncClient, filters: Sequence[str], since_us: int | None, send: Send, number: int
-    ) -> None:
+    def __init__(self, link: BrokerLink, filters: Sequence[str], since_us: int | None, send: Send, number: int) -> None:
         """Begin it.
 
         Args:
-            client: The client that subscribes.
+            link: Whose client subscribes.
             filters: Topic filters.
             since_us: Begin with the messages that the broker received since then; None for new ones.
             send: Called with each event.
             number: Identifies the tail in its events.
         """
-        self._client = client
+        self._link = link
         self._filters = tuple(filters)
         self._since_us = since_us
         self._send = send
@@ -115,32 +105,27 @@ class Tail:
 
     async def _run(self) -> None:
         try:
-            if self._since_us is not None:
-                await self._replay(self._since_us)
-            else:
-                await self._follow()
+            async with self._link.reader() as reader:
+                if self._since_us is not None:
+                    await self._replay(reader, self._since_us)
+                else:
+                    await self._follow(reader)
         except GodwitError as error:
             await self._send({"on": "tail", "tail": self._number, "error": str(error)})
 
-    async def _replay(self, since_us: int) -> None:
-        async with self._client.subscribe(
-            *self._filters, since=since_us, retained="never", keep=False, cursor=own_cursor()
-        ) as messages:
+    async def _replay(self, reader: LinkReader, since_us: int) -> None:
+        async with reader.subscribe(*self._filters, since_us=since_us, retained="never") as messages:
             async for message in messages:
                 self._add(message)
                 while len(self._waiting) >= FLUSH_MESSAGES:
                     self._has_room.clear()
                     await self._has_room.wait()
 
-    async def _follow(self) -> None:
-        is_first = True
+    async def _follow(self, reader: LinkReader) -> None:
+        retained: godwit.RetainHandling = "always"
         while True:
-            retained: godwit.RetainHandling = "always" if is_first else "never"
             began, burst = time.monotonic(), 0
-            async with self._client.subscribe(
-                *self._filters, start="latest", retained=retained, keep=False, cursor=own_cursor()
-            ) as messages:
-                is_first = False
+            async with reader.subscribe(*self._filters, start="latest", retained=retained) as messages:
                 async for message in messages:
                     self._add(message)
                     now = time.monotonic()
@@ -149,6 +134,7 @@ class Tail:
                     burst += 1
                     if burst >= MAX_BURST:
                         break
+            retained = "never"
             self._skipped = True
             await asyncio.sleep(max(began + 1.0 - time.monotonic(), 0.05))
 
@@ -189,9 +175,9 @@ class Tail:
 class ValueWatch:
     """The last values of a few topics, sent to a browser at most twice a second."""
 
-    def __init__(self, client: godwit.AsyncClient, topics: Sequence[str], send: Send) -> None:
+    def __init__(self, link: BrokerLink, topics: Sequence[str], send: Send) -> None:
         """Begin it. It ends by itself if the broker refuses the subscription."""
-        self._client = client
+        self._link = link
         self._topics = tuple(topics)
         self._send = send
         self._values: dict[str, dict[str, Any]] = {}
@@ -206,9 +192,10 @@ class ValueWatch:
 
     async def _run(self) -> None:
         try:
-            async with self._client.subscribe(
-                *self._topics, retained="always", keep=False, cursor=own_cursor()
-            ) as messages:
+            async with (
+                self._link.reader() as reader,
+                reader.subscribe(*self._topics, start="latest", retained="always") as messages,
+            ):
                 async for message in messages:
                     value = payload_form(message.payload, VALUE_BYTES)
                     self._values[message.topic] = {**value, "retained": message.retained, "us": message.received_us}
@@ -223,19 +210,17 @@ class ValueWatch:
                 await self._send({"on": "values", "values": values})
 
 
-async def first_message(
-    client: godwit.AsyncClient, topic: str, since_us: int | None, timeout_s: float
-) -> godwit.Message | None:
+async def first_message(link: BrokerLink, topic: str, since_us: int | None, timeout_s: float) -> godwit.Message | None:
     """Return the retained message of a topic, or with `since_us` the first message of the log since then."""
     retained: godwit.RetainHandling = "always" if since_us is None else "never"
-    try:
+    start: godwit.Start = "latest" if since_us is None else None
+    with suppress(TimeoutError):
         async with (
             asyncio.timeout(timeout_s),
-            client.subscribe(topic, since=since_us, retained=retained, keep=False, cursor=own_cursor()) as messages,
+            link.reader() as reader,
+            reader.subscribe(topic, start=start, since_us=since_us, retained=retained) as messages,
         ):
             async for message in messages:
                 if since_us is not None or message.retained:
                     return message
-    except TimeoutError:
-        pass
     return None

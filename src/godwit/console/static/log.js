@@ -6,7 +6,7 @@ import { problemList } from "./overview.js";
 export function logPage(view, api) {
   const size = new Chart({ title: "Size of the log", format: bytes, isBinary: true, series: [{ key: "log_bytes", label: "size" }], span_s: 900 });
   const end = new Chart({ title: "Next offset", format: (n) => count(n === null || n === undefined ? n : Math.round(n)), series: [{ key: "log_end", label: "offset" }], span_s: 900, floating: true });
-  const tiles = h("div", { cls: "tiles" }), rules = h("div"), note = h("div");
+  const tiles = h("div", { cls: "tiles wide" }), rules = h("div"), note = h("div");
   const filter = h("input", { required: true, placeholder: "home/#", value: "#", maxlength: "1000" });
   const back = new Date(Date.now() - 3600e3);
   const local = new Date(back.getTime() - back.getTimezoneOffset() * 60e3).toISOString().slice(0, 19);
@@ -22,7 +22,7 @@ export function logPage(view, api) {
     replace(tiles,
       tile("First offset", count(summary["log/first_offset"])), tile("Next offset", count(summary["log/next_offset"])),
       tile("Messages", count((summary["log/next_offset"] ?? 0) - (summary["log/first_offset"] ?? 0))),
-      tile("Size", bytes(summary["log/size_bytes"])), tile("Disk free", disk ? `${bytes(free)} (${percent((100 * free) / disk)})` : "–"),
+      tile("Size", bytes(summary["log/size_bytes"])), tile("Disk free", disk ? percent((100 * free) / disk) : "–"), tile("Room", bytes(free)),
       tile("Deleted", count(summary["log/deleted"])));
     replace(rules, table("Rules of retention", [["Topics"], ["Maximum age", "num"], ["Maximum size", "num"]],
       found.retention.map((one) => [one.pattern === null ? "all others" : h("span", { cls: "mono" }, shown(one.pattern)),

@@ -14,6 +14,7 @@ export function overviewCharts() {
     chart("Round trips", ms, ["round_trip_ms", "median"], ["round_trip_p95_ms", "95 %"]),
     chart("Packets lost", percent, ["loss_percent", "lost"]),
     chart("Fragments sent again", rate, ["resent", "again"]),
+    chart("Subscribers behind", (n) => short(n), ["behind", "behind"]),
     chart("Size of the log", bytes, ["log_bytes", "size"]),
   ];
 }

@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { ago, bytes, confirm, count, h, moment, payloadText, replace, short, shown, table, tile } from "./dom.js";
 
 export function pipelinePage(view, api) {
-  const note = h("div"), tiles = h("div", { cls: "tiles" }), queries = h("div"), batches = h("div"), tables = h("div");
+  const note = h("div"), tiles = h("div", { cls: "tiles wide" }), queries = h("div"), batches = h("div"), tables = h("div");
   const charts = h("div", { cls: "charts" }), reasons = h("div"), messages = h("div"), outcome = h("p", { cls: "small", role: "status" });
   let drawn = [], reason = "", isLoading = false, lastCharts = "";
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import os
 import sys
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,8 +15,15 @@ from godwit.cli.text import safe
 from godwit.errors import GodwitError, UsageError
 from godwit.install import pip_command
 
-DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+if TYPE_CHECKING:
+    from godwit.net.service import Notices, Service
+
+CONSOLE_LISTEN: Final = "127.0.0.1:8080"
 CONSOLE_PORT: Final = 8080
+CONSOLE_INTERVAL_S: Final = 2.0
+"""How often a broker with a console publishes its figures, at least."""
+ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_running: set[asyncio.Task[None]] = set()
 
 
 def register(root: typer.Typer) -> None:
@@ -35,7 +42,7 @@ def console(
     broker: BrokerOption = DEFAULT_BROKER,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="TCP address for browsers. Port 0 takes any free port.")
-    ] = DEFAULT_LISTEN,
+    ] = CONSOLE_LISTEN,
     lake: Annotated[
         str | None,
         typer.Option("--lake", metavar="DIR", help="Location of the pipeline's tables, for the page about them."),
@@ -75,6 +82,34 @@ def console(
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
     loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input))
+
+
+def run_console(service: Service, *, listen: str, notices: Notices) -> None:
+    """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
+    host, port, *_ = service.addresses[0]
+    host = ANY_HOST.get(host, host)
+    scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
+    address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen, "--end-with-input"]
+    task = asyncio.get_running_loop().create_task(_watch(command, notices))
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+
+
+async def _watch(command: list[str], notices: Notices) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            text = line.decode("utf-8", "replace").strip()
+            notices.write("console", text, {"url": text.rpartition(" ")[2]})
+        code = await process.wait()
+        notices.write("warning", f"the console has ended with exit code {code}: see standard error", {})
+    finally:
+        if process.returncode is None:
+            process.terminate()
 
 
 async def _serve(

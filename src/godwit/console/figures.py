@@ -17,7 +17,15 @@ DISK_FULL: Final = 0.03
 LOSS_HIGH: Final = 0.02
 DROPPED: Final = "network/dropped/"
 HARMLESS: Final = frozenset(
-    ("repeated", "repeated fragment", "ended channel", "old confirm", "closed connection", "late handshake")
+    (
+        "repeated",
+        "repeated fragment",
+        "ended channel",
+        "old confirm",
+        "closed connection",
+        "late handshake",
+        "unknown connection",
+    )
 )
 """Reasons for drops that belong to every lossy network."""
 

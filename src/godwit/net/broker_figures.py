@@ -18,6 +18,7 @@ import msgspec
 from godwit.net.broker_metrics import SLICE, BrokerParts, lag_of
 from godwit.server.server import Server
 from godwit.store.retention import RetentionRule
+from godwit.transport.connection import Connection
 from godwit.transport.connection_state import TransportTotals
 from godwit.transport.events import ConnectionState
 
@@ -77,7 +78,7 @@ class BrokerFigures:
 async def network_figures(server: Server) -> dict[str, int | str]:
     """Return the totals of all connections of the transport, open and ended, and their round trips."""
     totals = TransportTotals()
-    connections = []
+    connections: list[Connection] = []
     for listener in server.listeners:
         for name in TransportTotals.__struct_fields__:
             setattr(totals, name, getattr(totals, name) + getattr(listener.endpoint.ended, name))

@@ -80,6 +80,9 @@ export function duration(seconds) {
   if (n < 86400) return `${Math.floor(n / 3600)} h ${Math.floor((n % 3600) / 60)} min`;
   return `${Math.floor(n / 86400)} d ${Math.floor((n % 86400) / 3600)} h`;
 }
+export function longest(seconds) {
+  return duration(seconds).split(" ").slice(0, 2).join(" ");
+}
 export const clock = (us) => new Date(us / 1000).toLocaleTimeString("en-GB");
 export const moment = (us) => (us ? new Date(us / 1000).toLocaleString("sv-SE") : "–");
 export const ago = (us) => (us ? `${duration(Math.max(Date.now() / 1000 - us / 1e6, 0))} ago` : "–");

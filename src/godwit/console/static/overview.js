@@ -1,6 +1,6 @@
 // Overview: problems first, then charts over the last 15 minutes.
 import { Chart } from "./chart.js";
-import { byteRate, bytes, count, duration, h, ms, percent, rate, replace, short, shown, tile } from "./dom.js";
+import { byteRate, bytes, count, h, longest, ms, percent, rate, replace, short, shown, tile } from "./dom.js";
 
 const SPAN_S = 15 * 60;
 
@@ -46,7 +46,7 @@ export function overviewPage(view, api) {
       tile("Clients", count(summary["clients/connected"])), tile("Topics", count(summary.topics)),
       tile("Subscriptions", count(summary.subscriptions)), tile("Messages in", short(summary["messages/in"])),
       tile("Messages out", short(summary["messages/out"])), tile("Jobs running", count(summary["jobs/running"])),
-      tile("Workers", count(summary.workers)), tile("Up for", duration(summary.uptime_s)));
+      tile("Workers", count(summary.workers)), tile("Up for", longest(summary.uptime_s)));
   };
   const draw = () => {
     for (const chart of charts) chart.update(columns.at, chart.series.map((one) => columns[one.key]));

@@ -191,7 +191,9 @@ export function topicsPage(view, api, query) {
   // -- the chart of numbers in payloads: the payload itself, or fields of JSON
   const chart = new Chart({ title: "Values", series: [{ key: "value", label: "last" }], format: (n) => short(n), floating: true });
   const numberSelect = h("select", { "aria-label": "Number to draw", onchange: () => { numberKey = numberSelect.value; drawNumbers(); } });
-  const chartCard = h("div", { cls: "stack hidden" }, h("label", {}, "Number", numberSelect), chart.element);
+  const chartCard = chart.element;
+  chartCard.classList.add("hidden");
+  chartCard.firstChild.after(h("label", {}, "Number", numberSelect));
   const addNumbers = (message) => {
     if (message.text === undefined || message.text.length > 2000) return;
     let value;
@@ -276,8 +278,8 @@ export function topicsPage(view, api, query) {
     }),
   ];
   const tailForm = h("form", { cls: "row", onsubmit: (event) => { event.preventDefault(); startTail(); } },
-    field("Filter", filterInput), h("button", { cls: "primary", type: "submit" }, "Follow"), pauseButton,
-    h("button", { type: "button", onclick: () => { messages = []; held = []; draw(); showNote(); } }, "Clear"), field("Payload as", formSelect));
+    h("label", { cls: "wide" }, h("span", {}, "Filter"), filterInput), field("Payload as", formSelect), h("button", { cls: "primary", type: "submit" }, "Follow"), pauseButton,
+    h("button", { type: "button", onclick: () => { messages = []; held = []; draw(); showNote(); } }, "Clear"));
   view.append(h("div", { cls: "head" }, h("h1", {}, "Topics"), total, h("span", { cls: "spacer" })),
     h("div", { cls: "columns" },
       h("div", { cls: "stack" },

@@ -56,8 +56,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     # Development tools, outside what users install: no layer above may import them.
     "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
     "godwit_bench": (
-        f"{MACHINES} impairment net archive spark pipeline godwit_sim",
-        "apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
+        f"{MACHINES} impairment net archive spark pipeline console godwit_sim",
+        "aiohttp apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
     ),
     "godwit_tools": ("__init__ broker cli errors server sync godwit_sim godwit_bench", "mkdocs msgspec rich typer"),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 import godwit
 from godwit.broker.access import Access
@@ -37,6 +37,7 @@ HOSTILE = [
 ]
 """Names that are allowed as levels of topics and as names of clients."""
 
+expect.set_options(timeout=PATIENCE_MS)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: apt install chromium)")
 
 

@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
-    "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
+    "console": ("__init__ errors install pipeline", "aiohttp msgspec"),  # the public API only
     "cli": (
         f"__init__ capture compiled_core install metrics {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec paho prompt_toolkit pyarrow rich typer uvloop",  # paho: the MQTT room of the demo, if installed
@@ -56,8 +56,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     # Development tools, outside what users install: no layer above may import them.
     "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
     "godwit_bench": (
-        f"{MACHINES} impairment net archive spark pipeline godwit_sim",
-        "apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
+        f"{MACHINES} impairment net archive spark pipeline console godwit_sim",
+        "aiohttp apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
     ),
     "godwit_tools": ("__init__ broker cli errors server sync godwit_sim godwit_bench", "mkdocs msgspec rich typer"),
 }

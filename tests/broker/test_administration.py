@@ -277,7 +277,9 @@ def test_clients_are_described() -> None:
     bob.subscribe("b", "a")
     alice.publish(alice.open("a"), b"1", b"2")
     first, second, third = all_clients(alice)
-    assert first == c.ClientInfo(name="alice", address="192.0.2.1:40000", since_us=world.now_us, messages_in=2)
+    assert (first.name, first.address, first.since_us) == ("alice", "192.0.2.1:40000", world.now_us)
+    assert (first.subscriptions, first.messages_in, first.messages_out) == ([], 2, 0)
+    assert (first.protocol, first.arq) == ("native", "selective-repeat")
     assert (second.name, second.subscriptions, second.messages_out) == ("bob", [["a", "b"]], 2)
     assert (third.name, third.address) == ("carol", "")
 

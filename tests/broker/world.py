@@ -34,6 +34,7 @@ from godwit.wire.control import (
     make_proof,
 )
 from godwit.wire.control_base import Code
+from godwit.wire.parameters import Arq
 from godwit.wire.work import FromBroker, decode_from_broker
 
 START_US = 1_763_200_000_000_000
@@ -74,6 +75,10 @@ class Peer(Connection):
     """
 
     is_admitted = False
+
+    @property
+    def arq(self) -> Arq:
+        return "selective-repeat"
 
     def __init__(self, world: World, address: tuple[str, int]) -> None:
         self.world = world

@@ -86,6 +86,14 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
+@app.command("console", epilog="Example: godwit bench console --json")
+def console(rounds: Rounds = 5, seconds: Seconds = 3.0, as_json: AsJson = False) -> None:
+    """Measure how fast a broker forwards with an open web console and scraped metrics, and alone."""
+    from godwit_bench import console as console_bench
+
+    _run(console_bench.run, as_json, rounds=rounds, seconds=seconds)
+
+
 @app.command("groups", epilog="Example: godwit bench groups --json")
 def groups(
     rounds: Rounds = 3,

@@ -19,7 +19,7 @@ from godwit.broker.group import GroupMember
 from godwit.broker.groups import GroupPage, Groups, GroupStatus
 from godwit.broker.identities import Identities, PublisherProgress
 from godwit.broker.jobs.service import JobService
-from godwit.broker.ports import CaptureRequest, Peer, RequestFailure
+from godwit.broker.ports import CaptureRequest, PathStatus, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
 from godwit.broker.session import Session, is_group_session
@@ -41,6 +41,8 @@ ITEM_STEPS: Final = 4
 """The cost of one item of a page, in steps of the search."""
 ITEM_BYTES: Final = 200
 """The length of one item of a list, besides the texts that are counted one by one."""
+CLIENT_BYTES: Final = 400
+"""The same of a client, which has more figures."""
 STEPS_PER_S: Final = 200_000
 """About a quarter of a processor's time."""
 STEPS_PER_TURN: Final = 4000
@@ -76,6 +78,15 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of each; only the first ones if there are very many."""
     messages_in: int
     messages_out: int
+    protocol: str = ""
+    arq: str = ""
+    round_trip_us: int = 0
+    window_bytes: int = 0
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    fragments_resent: int = 0
+    bytes_sent: int = 0
 
 
 class CursorStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -433,7 +444,7 @@ def _shared_filters(member: GroupMember) -> tuple[str, ...]:
 def _client_status(session: Session) -> tuple[ClientStatus, int]:
     """Return what a list shows of a client, and its length in bytes at most."""
     peer = session.peer
-    cost_bytes = 4 * len(session.name) + ITEM_BYTES
+    cost_bytes = 4 * len(session.name) + CLIENT_BYTES
     subscriptions: list[list[str]] = []
     for subscription in session.subscriptions.values():
         cost_bytes += sum(4 * len(text) + 4 for text in subscription.filters) + 4
@@ -446,6 +457,7 @@ def _client_status(session: Session) -> tuple[ClientStatus, int]:
         if cost_bytes > PAGE_BYTES:
             break
         subscriptions.append(filters)
+    path = peer.path() if peer is not None else PathStatus()
     status = ClientStatus(
         name=session.name,
         address=peer.address if peer is not None else "",
@@ -453,6 +465,15 @@ def _client_status(session: Session) -> tuple[ClientStatus, int]:
         subscriptions=subscriptions,
         messages_in=session.messages_in,
         messages_out=peer.messages_out if peer is not None else 0,
+        protocol=path.protocol,
+        arq=path.arq,
+        round_trip_us=path.round_trip_us,
+        window_bytes=path.window_bytes,
+        packets_sent=path.packets_sent,
+        packets_received=path.packets_received,
+        packets_lost=path.packets_lost,
+        fragments_resent=path.fragments_resent,
+        bytes_sent=path.bytes_sent,
     )
     return status, min(cost_bytes, PAGE_BYTES)
 

@@ -108,7 +108,7 @@ class Broker:
             self._restore(state, now_us)
         self._started_us, self._broker_number = now_us, numbers.number(BROKER_NAME)
         self._published_figures: dict[str, str] = {}
-        self._figure_sources: list[Callable[[], Mapping[str, int]]] = []
+        self._figure_sources: list[Callable[[], Mapping[str, int | str]]] = []
         self._figure_topics: dict[str, tuple[str, str]] = {}
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Committed: queue.on_committed,
@@ -359,7 +359,7 @@ class Broker:
         """Return whether a subscription, also an absent one, will miss something when the log begins at this offset."""
         return self._delivery.needs_below(floor)
 
-    def add_figures(self, source: Callable[[], Mapping[str, int]]) -> None:
+    def add_figures(self, source: Callable[[], Mapping[str, int | str]]) -> None:
         """Publish further figures on `$sys`: those that `source` returns, each time the figures are collected."""
         self._figure_sources.append(source)
 
@@ -383,6 +383,8 @@ class Broker:
             "messages/out": sum(delivery.messages_out),
             "messages/dropped": delivery.live_dropped + publications.dropped,
             "bytes/in": sum(publications.bytes_in),
+            "bytes/out": sum(delivery.bytes_out),
+            "logins/refused": sum(self._admission.refused.values()),
             "log/first_offset": delivery.first_offset,
             "log/next_offset": delivery.next_offset,
             **self.jobs.figures(),

@@ -103,6 +103,20 @@ class Credentials(msgspec.Struct, kw_only=True):
         return False
 
 
+class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list of clients shows of a connection. Protocols fill the fields that they know."""
+
+    protocol: str = ""
+    arq: str = ""
+    round_trip_us: int = 0
+    window_bytes: int = 0
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    fragments_resent: int = 0
+    bytes_sent: int = 0
+
+
 class Peer:
     """One connection of a client. A protocol overrides the methods; the core maintains the attributes."""
 
@@ -151,6 +165,10 @@ class Peer:
     def has_room(self) -> bool:
         """Return False if no Outbound of this connection has room: then call Broker.resume when that has changed."""
         return True
+
+    def path(self) -> PathStatus:
+        """Return the state of the connection, for a list of clients."""
+        return PathStatus()
 
     def ping(self) -> None:
         """Ask the client for a sign of life, because another client claims its name. See Broker.handle_alive."""

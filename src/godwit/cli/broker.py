@@ -9,11 +9,13 @@ import secrets
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from godwit.cli.console import CONSOLE_INTERVAL_S, CONSOLE_LISTEN, missing_packages, run_console
 from godwit.cli.streams import discard_output
 from godwit.cli.text import count, safe
 from godwit.errors import ConfigurationError, GodwitError, UsageError
@@ -82,6 +84,12 @@ def broker(
             show_default="none, unless the configuration has [metrics]",
         ),
     ] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Also serve the web console, as a process of its own.")
+    ] = False,
+    console_listen: Annotated[
+        str, typer.Option("--console-listen", metavar="HOST:PORT", help="TCP address of the web console.")
+    ] = CONSOLE_LISTEN,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -119,14 +127,24 @@ def broker(
 
     def load() -> Configuration:
         loaded = with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
-        return with_metrics(with_mqtt(loaded, mqtt or []), metrics)
+        loaded = with_metrics(with_mqtt(loaded, mqtt or []), metrics)
+        return with_quick_figures(loaded) if console else loaded
 
+    if console and (missing := missing_packages()):
+        raise GodwitError(missing)
     configuration = load()
     notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text", is_quiet=quiet)
     try:
         loop.collect_garbage_rarely()
         loop.switch_threads_quickly()
-        loop.run(serve(configuration, notices=notices, load=None if config is None else load))
+        loop.run(
+            serve(
+                configuration,
+                notices=notices,
+                load=None if config is None else load,
+                ready=partial(run_console, listen=console_listen, notices=notices) if console else None,
+            )
+        )
     finally:
         notices.close()
         try:
@@ -200,6 +218,13 @@ def with_metrics(configuration: Configuration, listen: str | None) -> Configurat
         return configuration
     section = configuration.metrics or MetricsSection(listen=listen)
     return replace(configuration, metrics=replace(section, listen=listen))
+
+
+def with_quick_figures(configuration: Configuration) -> Configuration:
+    """Return the configuration with figures that are published often enough for live charts."""
+    settings = configuration.settings
+    quick = replace(settings, sys_interval_s=min(settings.sys_interval_s, CONSOLE_INTERVAL_S))
+    return replace(configuration, settings=quick)
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------

@@ -60,8 +60,12 @@ def demo(
         check_free(settings.report, force=True)  # before the demo, not after it
     live = console.is_terminal and not console.is_dumb_terminal
     view: DemoView = LiveView(console, settings) if live else PlainView(console, settings)
+
+    def announce(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     try:
-        snapshot = loop.run(Demo(settings, view.show, write_demo_report).run())
+        snapshot = loop.run(Demo(settings, view.show, write_demo_report, announce).run())
     except KeyboardInterrupt:
         view.close()
         typer.echo("interrupted", err=True)

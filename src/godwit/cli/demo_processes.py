@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import msgspec
 
 from godwit.cli.house import ROOMS, RoomReading, Sensor, sensors
-from godwit.errors import BufferFullError, GodwitError
+from godwit.errors import BufferFullError, GodwitError, SocketError
 from godwit.transport.events import Address
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ async def run_broker(pipe: ParentPipe, data: Path) -> None:
     has_archive = not missing_archive_packages()  # else the demo ends without tables and a report
     configuration = Configuration(
         listen=["127.0.0.1:0"],  # any free port of this machine
-        settings=Settings(lease_s=LEASE_S),
+        settings=Settings(lease_s=LEASE_S, sys_interval_s=1.0),
         data=data,
         archive=ArchiveSection(is_on=has_archive, listen="127.0.0.1:0"),
         mqtt=MqttSection(listen=("127.0.0.1:0",)),
@@ -342,6 +342,33 @@ async def run_broker(pipe: ParentPipe, data: Path) -> None:
         mqtt_port = int(service.mqtt_urls[0].rpartition(":")[2])
         pipe.send(BrokerAddresses(service.addresses[0], service.archive_url, mqtt_port))
         await pipe.wait_closed()
+
+
+# -- the web console --------------------------------------------------------------------------------------------------
+
+
+CONSOLE_PORTS: Final = (8080, 0)
+"""The usual port, or any free one."""
+
+
+def console_main(connection: Pipe, broker: str) -> None:
+    """Run the process of the web console: send its address, and serve until the pipe is closed."""
+    run_child(connection, lambda pipe: run_console(pipe, broker))
+
+
+async def run_console(pipe: ParentPipe, broker: str) -> None:
+    from godwit.console.server import ConsoleServer
+
+    server = ConsoleServer(broker)
+    for port in CONSOLE_PORTS:
+        try:
+            await server.start("127.0.0.1", port)
+            break
+        except SocketError:
+            if port == CONSOLE_PORTS[-1]:
+                raise
+    pipe.send(server.url)
+    await pipe.wait_closed()
 
 
 # -- the rooms --------------------------------------------------------------------------------------------------------

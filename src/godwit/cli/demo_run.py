@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from godwit.cli import demo_processes
+from godwit.cli.console import missing_packages
 from godwit.cli.demo_processes import (
     TICK_S,
     WORKERS,
@@ -160,8 +161,17 @@ class Demo:
         settings: DemoSettings,
         show: Callable[[DemoSnapshot], None],
         write_report: Callable[[DemoSnapshot, Path, Path | None], None] | None = None,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
-        """`write_report` gets a snapshot, the path of the report and the folder of the lake or None."""
+        """Make a demo.
+
+        Args:
+            settings: Its options.
+            show: Called with snapshots.
+            write_report: Called with a snapshot, the path of the report, and the folder of the lake or None.
+            announce: Called with a line about the web console; without it there is none.
+        """
+        self._announce = announce
         self._settings = settings
         self._show = show
         self._write_report = write_report
@@ -212,6 +222,8 @@ class Demo:
                 }
                 for child in (subscriber, rooms, controller, *workers.values()):
                     await child.wait_ready()
+                if self._announce is not None:
+                    self._announce(await self._start_console(children, format_address(addresses.address)))
                 await self._transfer(relay, _Children(rooms, subscriber, broker, controller, workers))
             if settings.report is not None:
                 await self._run_pipeline(addresses.archive, folder / "lake", settings.report)
@@ -222,6 +234,16 @@ class Demo:
         child = Child(name, main, *arguments)
         children.append(child)
         return child
+
+    async def _start_console(self, children: list[Child], broker: str) -> str:
+        """Start the web console, and return a line with its address, or why there is none."""
+        if missing := missing_packages():
+            return f"without the web console: {missing}"
+        console = self._start(children, "console", demo_processes.console_main, broker)
+        try:
+            return f"watch it in a browser: {await console.wait_ready()}"
+        except GodwitError as error:
+            return f"without the web console: {error}"
 
     async def _transfer(self, relay: Relay, children: _Children) -> None:
         self._began = time.monotonic()

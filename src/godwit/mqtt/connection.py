@@ -18,7 +18,7 @@ import msgspec
 
 from godwit.broker.dirty_state import TABLE_KEY
 from godwit.broker.effects import Notice, refusal_notice
-from godwit.broker.ports import Credentials, FilterRequest, Peer, RequestFailure
+from godwit.broker.ports import Credentials, FilterRequest, PathStatus, Peer, RequestFailure
 from godwit.broker.quotas import Bucket
 from godwit.broker.session import Session
 from godwit.broker.subscription import FilterTable
@@ -465,6 +465,9 @@ class MqttConnection(Peer):
 
     def has_room(self) -> bool:
         return self.outbound.room() > 0
+
+    def path(self) -> PathStatus:
+        return PathStatus(protocol="mqtt")
 
     def ping(self) -> None:
         """MQTT has no ping from the server: a client that keeps its keep alive answers by that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from godwit.broker.effects import Effect
-from godwit.broker.ports import Credentials, Peer
+from godwit.broker.ports import Credentials, PathStatus, Peer
 from godwit.broker.quotas import Bucket
 from godwit.broker.session import network_of
 from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
@@ -80,6 +80,20 @@ class NativePeer(Peer):
 
     def has_room(self) -> bool:
         return self.unconfirmed_bytes < self.window_bytes
+
+    def path(self) -> PathStatus:
+        figures = self.connection.statistics
+        return PathStatus(
+            protocol="native",
+            arq=self.connection.arq,
+            round_trip_us=round(figures.round_trip_s * 1e6),
+            window_bytes=figures.window_bytes,
+            packets_sent=figures.packets_sent,
+            packets_received=figures.packets_received,
+            packets_lost=figures.packets_lost,
+            fragments_resent=figures.fragments_resent,
+            bytes_sent=figures.bytes_sent,
+        )
 
     def ping(self) -> None:
         self.send(Ping(request=NAME_PING))

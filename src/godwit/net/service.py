@@ -29,6 +29,7 @@ from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.bridge import Bridge, check_bridge
+from godwit.net.broker_figures import BrokerFigures
 from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
 from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
@@ -128,6 +129,7 @@ class Service:
         self._bridges: list[Bridge] = []
         self._metrics: MetricsServer | None = None
         self._captures: BrokerCaptures | None = None
+        self._figures: BrokerFigures | None = None
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -200,6 +202,8 @@ class Service:
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
         self._captures = BrokerCaptures(self.server.broker, self._drivers)
+        self._figures = BrokerFigures(self._get_parts, lambda: self.configuration.retention)
+        self.server.broker.add_figures(self._figures.latest)
         self._update_wall_clock()
         try:
             await self._listen_mqtt()
@@ -431,6 +435,8 @@ class Service:
             metrics.close()
         if self._captures is not None:
             self._captures.close()
+        if self._figures is not None:
+            self._figures.stop()
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None

@@ -44,7 +44,7 @@ from godwit.transport.transmitter import Transmitter
 from godwit.wire import packet as wire
 from godwit.wire.control_base import Code
 from godwit.wire.packet import INTACT, PING, encode_packet
-from godwit.wire.parameters import Parameters
+from godwit.wire.parameters import Arq, Parameters
 
 __all__ = ["Connection"]
 
@@ -514,6 +514,14 @@ class Connection:
         totals.bytes_sent += transmitter.bytes_sent
         totals.fragments_resent += transmitter.fragments_resent
         totals.unreliable_dropped += components.send_channels.unreliable_dropped
+
+    @property
+    def arq(self) -> Arq:
+        """The retransmission scheme of both directions, which the client chooses."""
+        components = self._components
+        if components.role == "client" or not hasattr(self, "_transmitter"):
+            return components.config.arq
+        return components.peer.arq
 
     @property
     def statistics(self) -> Statistics:

@@ -320,6 +320,18 @@ class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The filters of each."""
     messages_in: Count = 0
     messages_out: Count = 0
+    protocol: str = ""
+    """native or mqtt; empty while it is not connected."""
+    arq: str = ""
+    """The retransmission scheme of its connection; the following fields are about this connection, too."""
+    round_trip_us: Count = 0
+    window_bytes: Count = 0
+    packets_sent: Count = 0
+    """By the broker to the client, and so are lost packets, retransmitted fragments and bytes."""
+    packets_received: Count = 0
+    packets_lost: Count = 0
+    fragments_resent: Count = 0
+    bytes_sent: Count = 0
 
 
 class ClientList(BaseControlMessage, frozen=True, kw_only=True, tag="client_list"):

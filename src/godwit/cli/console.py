@@ -1,0 +1,136 @@
+"""`godwit console`: the web console of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from godwit.cli.connection import DEFAULT_BROKER, BrokerOption
+from godwit.cli.text import safe
+from godwit.errors import GodwitError, UsageError
+from godwit.install import pip_command
+
+if TYPE_CHECKING:
+    from godwit.net.service import Notices, Service
+
+CONSOLE_LISTEN: Final = "127.0.0.1:8080"
+CONSOLE_PORT: Final = 8080
+CONSOLE_INTERVAL_S: Final = 2.0
+"""How often a broker with a console publishes its figures, at least."""
+ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_running: set[asyncio.Task[None]] = set()
+
+
+def register(root: typer.Typer) -> None:
+    """Add `godwit console`."""
+    root.command("console", epilog="Example: godwit console --broker localhost:50000")(console)
+
+
+def missing_packages() -> str:
+    """Return what to install for the console; empty if nothing is missing."""
+    if importlib.util.find_spec("aiohttp") is None:
+        return f"the console needs aiohttp: run {pip_command('console')}"
+    return ""
+
+
+def console(
+    broker: BrokerOption = DEFAULT_BROKER,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="TCP address for browsers. Port 0 takes any free port.")
+    ] = CONSOLE_LISTEN,
+    lake: Annotated[
+        str | None,
+        typer.Option("--lake", metavar="DIR", help="Location of the pipeline's tables, for the page about them."),
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-name",
+            metavar="NAME",
+            help="Further host name under which browsers open the console, as behind a proxy; may be repeated.",
+            show_default="localhost, the name of this machine, and IP addresses",
+        ),
+    ] = None,
+    end_with_input: Annotated[bool, typer.Option("--end-with-input", hidden=True)] = False,
+) -> None:
+    """Serve the web console of a broker until Ctrl-C or SIGTERM.
+
+    It is an ordinary client of the broker. Without access rules every browser that reaches it may do everything; with
+    them a person logs in with the name and the secret of a client, and has exactly that client's rights.
+    """
+    if missing := missing_packages():
+        raise GodwitError(missing)
+    from godwit.net import loop
+    from godwit.net.address import is_loopback, parse_broker
+
+    host, port = parse_broker(listen, default_port=CONSOLE_PORT)
+    try:
+        is_local = host == "localhost" or is_loopback((host, 0))
+    except ValueError:
+        is_local = False
+    if not is_local:
+        typer.echo(
+            f"warning: other machines can reach {safe(listen)}, and secrets travel there without encryption: "
+            "put a proxy with TLS in front of it, or listen on 127.0.0.1",
+            err=True,
+        )
+    if lake is not None and importlib.util.find_spec("deltalake") is None:
+        raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
+    loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input))
+
+
+def run_console(service: Service, *, listen: str, notices: Notices) -> None:
+    """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
+    host, port, *_ = service.addresses[0]
+    host = ANY_HOST.get(host, host)
+    scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
+    address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen, "--end-with-input"]
+    task = asyncio.get_running_loop().create_task(_watch(command, notices))
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+
+
+async def _watch(command: list[str], notices: Notices) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            text = line.decode("utf-8", "replace").strip()
+            notices.write("console", text, {"url": text.rpartition(" ")[2]})
+        code = await process.wait()
+        notices.write("warning", f"the console has ended with exit code {code}: see standard error", {})
+    finally:
+        if process.returncode is None:
+            process.terminate()
+
+
+async def _serve(
+    broker: str, host: str, port: int, lake: str | None, host_names: list[str], end_with_input: bool
+) -> None:
+    import signal
+
+    from godwit.console.server import ConsoleServer
+
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    server = ConsoleServer(broker, lake=lake, host_names=host_names)
+    await server.start(host, port)
+    try:
+        if sys.platform != "win32":
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stopping.set)
+        if end_with_input:
+            loop.add_reader(0, lambda: stopping.set() if not os.read(0, 4096) else None)
+        typer.echo(f"console on {server.url}")
+        sys.stdout.flush()
+        await stopping.wait()
+    finally:
+        await server.stop()

@@ -1,0 +1,141 @@
+"""The websocket of one browser window: requests with their replies, and events.
+
+A request is `{"id": 1, "do": "topics", "with": {...}}`. Its reply has the same id, and `"is"` with the result or
+`"error"` with a text for people. Events have `"on"` with their kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from godwit.console.link import BrokerLink
+from godwit.errors import GodwitError
+
+MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
+MAX_RUNNING: Final = 16
+"""Requests of one window that are answered at the same time."""
+CACHE_S: Final = 1.5
+CACHE_DUTY: Final = 5
+"""A list is read anew when it is this many times as old as reading it took."""
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+
+class BadRequestError(Exception):
+    """A request that makes no sense, with a text for people."""
+
+
+class Part(Protocol):
+    """Something that a window has begun and that sends events."""
+
+    async def stop(self) -> None: ...
+
+
+class WindowRequest(msgspec.Struct, rename={"action": "do", "arguments": "with"}):
+    """A message of the browser."""
+
+    id: int
+    action: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class BrowserConnection:
+    """One window of a browser."""
+
+    def __init__(self, socket: web.WebSocketResponse, link: BrokerLink, *, lake: str | None) -> None:
+        self._socket = socket
+        self.link = link
+        self.lake = lake
+        self.parts: dict[str, Part] = {}
+        """The tail and the values that the window shows."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=100)
+        self._cache: dict[str, tuple[float, float, Any]] = {}
+        """By name: when it was read, how long that took, and the result."""
+
+    async def run(self, answers: Mapping[str, tuple[type[Any], Callable[[Any, Any], Awaitable[Any]]]]) -> None:
+        """Answer requests until the window is closed."""
+        self.link.listeners.add(self._on_event)
+        sender = asyncio.get_running_loop().create_task(self._send_events())
+        try:
+            self._on_event({"on": "state", **self.link.describe()})
+            async for message in self._socket:
+                if message.type is not WSMsgType.TEXT:
+                    break
+                if len(self._tasks) >= MAX_RUNNING:
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.get_running_loop().create_task(self._answer(message.data, answers))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        finally:
+            self.link.listeners.discard(self._on_event)
+            tasks = [sender, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for name in list(self.parts):
+                await self.stop(name)
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Send a message to the browser, and wait while its window does not read."""
+        with suppress(ConnectionError, RuntimeError):  # the window was closed
+            await self._socket.send_str(msgspec.json.encode(event).decode())
+
+    async def stop(self, name: str) -> None:
+        """Stop a part, if it has begun."""
+        part = self.parts.pop(name, None)
+        if part is not None:
+            await part.stop()
+
+    async def cached(self, name: str, read: Callable[[], Awaitable[T]]) -> T:
+        """Return a list that was read a moment ago, or read it. Tables request the same list page by page."""
+        now = time.monotonic()
+        known = self._cache.get(name)
+        if known is not None and now < known[0] + max(CACHE_S, CACHE_DUTY * known[1]):
+            found: T = known[2]
+            return found
+        result = await read()
+        self._cache[name] = (time.monotonic(), time.monotonic() - now, result)
+        return result
+
+    def forget(self, name: str) -> None:
+        """Read a list anew when it is requested again."""
+        self._cache.pop(name, None)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if self._events.full():  # the window does not read: it gets the later events
+            self._events.get_nowait()
+        self._events.put_nowait(event)
+
+    async def _send_events(self) -> None:
+        while True:
+            await self.send(await self._events.get())
+
+    async def _answer(
+        self, text: str, answers: Mapping[str, tuple[type[Any], Callable[[Any, Any], Awaitable[Any]]]]
+    ) -> None:
+        number = -1
+        try:
+            request = msgspec.json.decode(text.encode("utf-8", "replace"), type=WindowRequest)
+            number = request.id
+            if request.action not in answers:
+                raise BadRequestError("The console does not know this request: load the page again.")
+            kind, answer = answers[request.action]
+            arguments = msgspec.json.decode(request.arguments, type=kind)
+            reply = {"id": number, "is": await answer(self, arguments)}
+        except msgspec.DecodeError as error:
+            reply = {"id": number, "error": f"The request is invalid: {error}"}
+        except (BadRequestError, GodwitError) as error:
+            reply = {"id": number, "error": str(error)}
+        except Exception:
+            _logger.exception("a request of the console failed")
+            reply = {"id": number, "error": "The console failed; its standard error has the details."}
+        await self.send(reply)

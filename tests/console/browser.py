@@ -1,0 +1,136 @@
+"""A real broker, a real console and a real browser, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+import godwit
+from godwit.broker.access import Access
+from godwit.broker.settings import Settings
+from godwit.console.server import ConsoleServer
+from godwit.net.service import Service
+from godwit.server.configuration import ArchiveSection, Configuration
+
+PATIENCE_S = 90.0
+PATIENCE_MS = PATIENCE_S * 1000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]  # fmt: skip
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\u202eevil\u202c",
+    "[bold red]x[/]",
+    "'\"&amp;<b>",
+    "{{7*7}}",
+]
+"""Names that are allowed as levels of topics and as names of clients."""
+
+expect.set_options(timeout=PATIENCE_MS)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: apt install chromium)")
+
+
+class World:
+    """One broker with its console and a window."""
+
+    def __init__(self, service: Service, server: ConsoleServer, browser: Browser) -> None:
+        self.service = service
+        self.server = server
+        self.browser = browser
+        self.requests: list[str] = []
+        """Addresses that windows have requested."""
+        self.errors: list[str] = []
+        """Messages of the browser's console."""
+
+    @property
+    def address(self) -> str:
+        host, port, *_ = self.service.addresses[0]
+        return f"{host}:{port}"
+
+    async def open(self, path: str = "/", *, width: int = 1280, theme: Any = "light", **options: Any) -> Page:
+        """Open a window of a person that has not been there before."""
+        context = await self.browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, locale="en-GB", timezone_id="UTC", **options
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        page = await context.new_page()
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("websocket", lambda socket: self.requests.append(socket.url))
+        page.on("console", lambda message: self.errors.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.errors.append(f"a script ran: {dialog.message}"))
+        await page.goto(f"{self.server.url}{path}")
+        return page
+
+
+@asynccontextmanager
+async def console_world(
+    folder: Path | None = None, *, access: Access | None = None, lake: str | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    """Run a broker, its console and a browser."""
+    assert CHROMIUM is not None
+    configuration = Configuration(
+        listen=["127.0.0.1:0"],
+        data=folder,
+        archive=ArchiveSection(is_on=False),
+        settings=Settings(sys_interval_s=0.25, access=access or Access.open(), **settings),
+    )
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(Service(configuration))
+        host, port, *_ = service.addresses[0]
+        server = ConsoleServer(f"{host}:{port}", lake=lake)
+        await server.start("127.0.0.1", 0)
+        stack.push_async_callback(server.stop)
+        driver = await stack.enter_async_context(async_playwright())
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        stack.push_async_callback(browser.close)
+        world = World(service, server, browser)
+        yield world
+        outside = [url for url in world.requests if not url.startswith((server.url, server.url.replace("http", "ws")))]
+        assert outside == [], "a request left the host"
+        serious = [
+            text for text in world.errors if not text.startswith(("log:", "info:")) and "status of 4" not in text
+        ]
+        assert [text for text in serious if "WebSocket connection" not in text and "ERR_" not in text] == []
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a test in an event loop of its own."""
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S * 4):
+            await scenario()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.05)
+
+
+def client_of(world: World, name: str | None = None, **options: Any) -> godwit.Connecting:
+    """Connect another client to the broker."""
+    return godwit.connect(world.address, name=name, timeout_s=PATIENCE_S, **options)
+
+
+def shots_folder() -> Path | None:
+    """Return where pictures of the pages are stored, if the environment names a folder."""
+    folder = os.environ.get("GODWIT_CONSOLE_SHOTS")
+    return Path(folder) if folder else None

@@ -1,0 +1,390 @@
+"""The pages of the console, in Chromium, with a real broker and real traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+from tests.console.browser import (
+    HOSTILE,
+    PATIENCE_MS,
+    World,
+    client_of,
+    console_world,
+    needs_chromium,
+    run,
+    until,
+)
+
+import godwit
+from godwit.broker.access import Access, Rule
+from godwit.errors import KickedError
+
+pytestmark = needs_chromium
+
+
+async def go(page: Page, name: str) -> None:
+    """Open a page by its link."""
+    await page.get_by_role("navigation").get_by_role("link", name=name).click()
+    await expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+
+
+def row(page: Page, text: str) -> object:
+    return page.get_by_role("row").filter(has_text=text)
+
+
+def test_a_message_is_published_and_seen(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world, client_of(world, "sensor-1") as client:
+            await client.publish("home/kitchen/temperature", {"celsius": 20.5}, retain=True)
+            page = await world.open("/#/topics")
+            await expect(page.get_by_text("1 topics")).to_be_visible()
+            grid = page.get_by_role("grid", name="Topics")
+            for level in ("home", "kitchen", "temperature"):
+                await grid.get_by_role("row").filter(has_text=level).last.click()
+            await expect(page.locator(".retained-value")).to_contain_text('{"celsius":20.5}')
+            await expect(page.locator(".last-value")).to_contain_text('{"celsius":20.5}')
+            tail = page.get_by_role("list", name="Messages")
+            await expect(tail).to_contain_text("retained")
+
+            await client.publish("home/kitchen/temperature", {"celsius": 21.5})
+            await expect(tail).to_contain_text('{"celsius":21.5}')
+            await expect(grid).to_contain_text('{"celsius":21.5}')  # the last value in the tree
+            form = page.get_by_role("form", name="Publish")
+            await form.get_by_label("Payload", exact=True).fill('{"celsius": 22.25}')
+            await form.get_by_label("Payload is").select_option("json")
+            async with client.subscribe("home/kitchen/temperature") as messages:
+                await form.get_by_role("button", name="Publish").click()
+                message = await anext(aiter(messages))
+                while message.retained:
+                    message = await anext(aiter(messages))
+                assert message.json() == {"celsius": 22.25}
+            await expect(form.get_by_role("status")).to_contain_text("Stored.")
+            await expect(page.get_by_role("img", name="Values: last 22.3")).to_be_visible()
+
+            await tail.get_by_role("button").filter(has_text="22.25").click()
+            dialog = page.get_by_role("dialog")
+            await dialog.get_by_role("button", name="JSON").click()
+            await expect(dialog.get_by_label("Payload", exact=True)).to_have_text('{\n  "celsius": 22.25\n}')
+            await dialog.get_by_role("button", name="Hexadecimal").click()
+            await expect(dialog.get_by_label("Payload", exact=True)).to_contain_text("7b 22 63")
+            await dialog.get_by_role("button", name="Close").click()
+
+            await page.get_by_role("button", name="Pause").click()
+            await client.publish("home/kitchen/temperature", {"celsius": 23})
+            await expect(page.get_by_text("Paused, 1 new messages")).to_be_visible()
+            await expect(tail.get_by_role("button").filter(has_text="23}")).to_have_count(0)
+            await page.get_by_role("button", name="Pause").click()
+            await expect(tail.get_by_role("button").filter(has_text="23}")).to_have_count(1)
+            await form.get_by_label("Payload is").select_option("hex")
+            await form.get_by_label("Payload", exact=True).fill("zz")
+            await form.get_by_role("button", name="Publish").click()
+            await expect(form.get_by_role("status")).to_contain_text("This is not hexadecimal")
+
+    run(scenario)
+
+
+def test_hostile_names_and_payloads_are_texts(tmp_path: Path) -> None:
+    payloads = [
+        *(text.encode() for text in HOSTILE),
+        b"\x1b[31mred\x1b[0m\x07",
+        b"\xff\xfe invalid \xc3\x28",
+        json.dumps({"big": ["x" * 100] * 10_000}).encode(),
+        "\u200bzero\u2066width".encode(),
+    ]
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world, client_of(world, HOSTILE[0]) as client:
+            async with client.subscribe(f"x/{HOSTILE[1]}"):
+                page = await world.open("/#/topics?filter=%23")
+                await expect(page.get_by_text("Waiting for messages")).to_be_visible()
+                await until(lambda: _subscribers(client, "#"))
+                for number, payload in enumerate(payloads):
+                    await client.publish(f"x/{HOSTILE[number % len(HOSTILE)]}", payload, retain=True)
+                tail = page.get_by_role("list", name="Messages")
+                await expect(tail.get_by_role("button")).to_have_count(len(payloads))
+                for text in HOSTILE:
+                    seen = text.replace("\u202e", "202E").replace("\u202c", "202C")
+                    await expect(tail).to_contain_text(f"x/{seen}")
+                await expect(tail).to_contain_text("001B[31mred")
+                await expect(tail).to_contain_text("ff fe 20 69")
+                await page.get_by_label("Search topics").fill("script")
+                await expect(page.get_by_role("grid", name="Topics")).to_contain_text("x/<script>alert(1)</script>")
+                await tail.get_by_role("button").filter(has_text='{"big"').click()
+                dialog = page.get_by_role("dialog")
+                await dialog.get_by_role("button", name="JSON").click()
+                await expect(dialog).to_contain_text("The beginning is shown.")
+                await page.keyboard.press("Escape")
+                await go(page, "Clients")
+                await page.get_by_role("row").filter(has_text=HOSTILE[0]).click()
+                await expect(page.get_by_role("dialog")).to_contain_text(f"x/{HOSTILE[1]}")
+                assert await page.locator("script:not([src]), img[onerror], b:has-text('x')").count() == 0
+
+    run(scenario)
+
+
+async def _subscribers(client: godwit.AsyncClient, filter: str) -> bool:
+    return any([filter] in one.subscriptions for one in await client.clients())
+
+
+def test_a_client_is_kicked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world, client_of(world, "victim") as client:
+            async with client.subscribe("home/#", "alerts/#"), client.subscribe("other"):
+                page = await world.open("/#/clients")
+                await page.get_by_label("Search clients").fill("victim")
+                await page.get_by_role("row").filter(has_text="victim").click()
+                dialog = page.get_by_role("dialog", name="victim")
+                await expect(dialog).to_contain_text("selective-repeat")
+                await expect(dialog.get_by_role("row")).to_have_count(3)
+                await dialog.get_by_role("row").filter(has_text="other").get_by_role("button", name="Remove").click()
+                confirm = page.get_by_role("dialog", name="Remove this subscription?")
+                await confirm.get_by_role("button", name="Remove subscription").click()
+                await expect(page.get_by_role("dialog")).to_have_count(0)
+
+                async def is_removed() -> bool:
+                    async with client_of(world) as other:
+                        found = await other.clients()
+                    return [["alerts/#", "home/#"]] in [one.subscriptions for one in found]
+
+                await until(is_removed)
+                await page.get_by_role("row").filter(has_text="victim").click()
+                await page.get_by_role("button", name="Kick client").click()
+                confirm = page.get_by_role("dialog", name="Kick this client?")
+                await confirm.get_by_role("button", name="Keep").click()
+                assert client.state == "online"
+                await page.get_by_role("button", name="Kick client").click()
+                await confirm.get_by_label("Reason").fill("a test")
+                await confirm.get_by_role("button", name="Kick client").click()
+                await until(lambda: client.state == "closed")
+                with pytest.raises(KickedError, match="a test"):
+                    client.require_open()
+                await expect(page.get_by_text("No client matches.")).to_be_visible()
+
+    run(scenario)
+
+
+def test_a_job_is_submitted_and_watched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world:
+            worker = godwit.Worker(world.address, name="anna")
+            may_end = asyncio.Event()
+
+            @worker.handles("resize")
+            async def resize(task: godwit.Task) -> bytes:
+                await task.progress(0.5, "half of it")
+                await may_end.wait()
+                return b"done"
+
+            @worker.handles("break")
+            async def break_it(task: godwit.Task) -> bytes:
+                raise godwit.TaskFailed("<b>it broke</b>", retry=False)
+
+            running = asyncio.create_task(worker.run())
+            page = await world.open("/#/jobs")
+            await expect(page.get_by_role("region", name="Workers").first).to_contain_text("anna")
+            form = page.get_by_role("form", name="Submit a job")
+            await form.get_by_label("Kind").fill("resize")
+            await form.get_by_label("Payload", exact=True).fill("a picture")
+            await form.get_by_role("button", name="Submit").click()
+            dialog = page.get_by_role("dialog")
+            await expect(dialog).to_contain_text("Progress, 50 %")
+            await expect(dialog).to_contain_text("half of it")
+            may_end.set()
+            await expect(dialog.locator(".job-state")).to_have_text("done")
+            await expect(dialog).to_contain_text("The job is done")
+            await dialog.get_by_role("button", name="Close").click()
+
+            await form.get_by_label("Kind").fill("break")
+            await form.get_by_role("button", name="Submit").click()
+            await expect(dialog.locator(".job-state")).to_have_text("failed")
+            await expect(dialog).to_contain_text("<b>it broke</b>")
+            await dialog.get_by_role("button", name="Retry").click()
+            await expect(page.get_by_role("dialog", name="Job #3")).to_be_visible()
+            await expect(dialog.locator(".job-state")).to_have_text("failed")
+            await dialog.get_by_role("button", name="Close").click()
+
+            await form.get_by_label("Kind").fill("unknown-work")
+            await form.get_by_role("button", name="Submit").click()
+            await expect(dialog.locator(".job-state")).to_have_text("waiting")
+            await dialog.get_by_role("button", name="Cancel job").click()
+            confirm = page.get_by_role("dialog", name="Cancel this job?")
+            await confirm.get_by_role("button", name="Cancel job").click()
+            await expect(dialog.locator(".job-state")).to_have_text("cancelled")
+            await dialog.get_by_role("button", name="Close").click()
+            await expect(page.get_by_role("grid", name="Jobs").get_by_role("row")).to_have_count(5)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_the_log_is_replayed_from_a_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world, client_of(world, "sensor-1") as client:
+            for number in range(300):
+                await client.publish("home/count", str(number))
+            page = await world.open("/#/log")
+            next_offset = page.locator(".tile", has_text="Next offset").locator(".value")
+            await expect(next_offset).to_have_text("300")
+            await expect(page.get_by_text("No rules: messages are kept until the disk is full.")).to_be_visible()
+            form = page.get_by_role("form", name="Replay")
+            await form.get_by_label("Topic filter").fill("home/#")
+            await form.get_by_role("button", name="Replay").click()
+            tail = page.get_by_role("list", name="Messages")
+            await expect(tail.get_by_role("button").filter(has_text="299")).to_have_count(1)
+            await expect(page.get_by_text("Replaying from")).to_be_visible()
+            await expect(page.get_by_role("img", name="Values: last 299")).to_be_visible()
+
+    run(scenario)
+
+
+def test_rights_are_enforced_by_the_broker(tmp_path: Path) -> None:
+    rule = Rule(clients=("anna",), allow=frozenset({"subscribe", "publish", "create"}), topics=("home/#",))
+    access = Access(secrets={"anna": b"right secret"}, rules=(rule,))
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data", access=access) as world:
+            page = await world.open()  # clients without a name may connect, but do nothing
+            await page.get_by_role("button", name="Continue without a name").click()
+            await go(page, "Clients")
+            await expect(page.get_by_text("needs the right to kick")).to_be_visible()
+            await page.get_by_role("button", name="Log in").click()
+            await page.get_by_label("Name").fill("anna")
+            await page.get_by_label("Secret").fill("right secret")
+            await page.get_by_role("button", name="Log in").click()
+            await go(page, "Clients")
+            await expect(page.get_by_text("needs the right to kick")).to_be_visible()
+            await go(page, "Topics")
+            form = page.get_by_role("form", name="Publish")
+            await form.get_by_label("Topic").fill("secret/plans")
+            await form.get_by_role("button", name="Publish").click()
+            await expect(form.get_by_role("status")).to_contain_text("anna may not")
+            await form.get_by_label("Topic").fill("home/room")
+            await form.get_by_role("button", name="Publish").click()
+            await expect(form.get_by_role("status")).to_contain_text("Stored.")
+            await page.get_by_label("Topic filter of the tail").fill("secret/#")
+            await page.get_by_role("button", name="Follow").click()
+            await expect(page.get_by_role("region", name="Live tail")).to_contain_text("may not")
+
+    run(scenario)
+
+
+def test_pages_fit_narrow_screens_and_many_topics(tmp_path: Path) -> None:
+    names = [f"site{number // 1000}/device{number}/temperature" for number in range(10_000)]
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data", topics=tuple(names)) as world:
+            page = await world.open(width=390, theme="dark")
+            for name in ("Overview", "Topics", "Clients", "Jobs", "Log"):
+                await go(page, name)
+                width = await page.evaluate("document.documentElement.scrollWidth")
+                assert width <= 390, f"{name} is {width} pixels wide"
+            await go(page, "Topics")
+            await expect(page.get_by_text("10,000 topics")).to_be_visible()
+            grid = page.get_by_role("grid", name="Topics")
+            await page.get_by_label("Search topics").fill("device")
+            await expect(grid).to_have_attribute("aria-rowcount", "10001")
+            began = asyncio.get_running_loop().time()
+            await grid.evaluate("one => { one.scrollTop = one.scrollHeight }")
+            await expect(grid).to_contain_text("site9/device9999/temperature")
+            print(f"scrolled to the end of 10,000 topics in {asyncio.get_running_loop().time() - began:.2f} s")
+            assert await grid.get_by_role("row").count() < 60  # only visible rows exist
+
+    run(scenario)
+
+
+def test_everything_works_with_the_keyboard(tmp_path: Path) -> None:
+    access = Access(
+        secrets={"operator": b"the secret"},
+        rules=(
+            Rule(
+                clients=("operator",),
+                allow=frozenset({"subscribe", "publish", "create", "kick"}),
+                topics=("#", "$sys/#"),
+            ),
+        ),
+        allows_anonymous=False,
+    )
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data", access=access, topics=("home/a", "home/b", "yard/c")) as world:
+            page = await world.open()
+            keys = page.keyboard
+            await expect(page.get_by_label("Name")).to_be_focused()
+            await keys.type("operator")
+            await keys.press("Tab")
+            await keys.type("the secret")
+            await keys.press("Enter")
+            await expect(page.get_by_text("Logged in as operator")).to_be_visible()
+            await press_until(page, "Tab", page.get_by_role("link", name="Topics"))
+            await keys.press("Enter")
+            await expect(page.get_by_role("main")).to_be_focused()
+            grid = page.get_by_role("grid", name="Topics")
+            await press_until(page, "Tab", grid)
+            await expect(grid).to_contain_text("yard")
+            await keys.press("ArrowDown")
+            await keys.press("ArrowRight")
+            await expect(grid.get_by_role("row")).to_have_count(5)
+            await keys.press("ArrowDown")
+            await keys.press("ArrowDown")
+            await keys.press("Enter")
+            await expect(page.get_by_role("form", name="Publish").get_by_label("Topic")).to_have_value("home/b")
+            payload = page.get_by_role("form", name="Publish").get_by_label("Payload", exact=True)
+            await press_until(page, "Tab", payload)
+            await keys.type("typed")
+            await press_until(page, "Tab", page.get_by_role("button", name="Publish"))
+            await keys.press("Enter")
+            tail = page.get_by_role("list", name="Messages")
+            await expect(tail).to_contain_text("typed")
+            await press_until(page, "Tab", tail.get_by_role("button").first)
+            await keys.press("Enter")
+            await expect(page.get_by_role("dialog")).to_contain_text("typed")
+            await keys.press("Escape")
+            await expect(page.get_by_role("dialog")).to_have_count(0)
+            await expect(tail.get_by_role("button").first).to_be_focused()
+
+    run(scenario)
+
+
+async def press_until(page: Page, key: str, target: object) -> None:
+    """Press a key until the focus is there."""
+    for _ in range(60):
+        if await target.evaluate("one => one === document.activeElement"):  # type: ignore[attr-defined]
+            return
+        await page.keyboard.press(key)
+    raise AssertionError(f"the focus does not reach {target}")
+
+
+def test_a_broker_that_goes_away_is_announced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world:
+            page = await world.open("/#/topics")
+            await expect(page.get_by_text("There are no topics yet.")).to_be_visible()
+            await restart(world, page)
+
+    run(scenario)
+
+
+async def restart(world: World, page: Page) -> None:
+    """Stop the broker, and start it again."""
+    from dataclasses import replace
+
+    from godwit.net.service import Service
+
+    address = world.address
+    configuration = world.service.configuration
+    await world.service.stop()
+    banner = page.get_by_role("alert").filter(has_text="The broker does not answer")
+    await expect(banner).to_be_visible(timeout=PATIENCE_MS)
+    settings = replace(configuration.settings, topics=("after/restart",))
+    world.service = Service(replace(configuration, listen=[address], settings=settings))
+    await world.service.start()
+    try:
+        await expect(banner).to_be_hidden(timeout=PATIENCE_MS)
+        await expect(page.get_by_role("grid", name="Topics")).to_contain_text("after")
+    finally:
+        await world.service.stop()

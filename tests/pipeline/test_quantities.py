@@ -124,5 +124,9 @@ def test_names_are_of_one_quantity() -> None:
 def test_topics() -> None:
     assert quantity_of_topic("home/kitchen/temperature") == Field("temperature", None, True)
     assert quantity_of_topic("node/sensor/outdoor_temperature/state") == Field("temperature", None, False)
-    assert quantity_of_topic("home/temperature/kitchen") is None
+    assert quantity_of_topic("home/temperature/kitchen") == Field("temperature", None, False)
+    assert quantity_of_topic("home/temperature/F") == Field("temperature", "°F", True)
+    assert quantity_of_topic("home/temperature/1/") == Field("temperature", None, False)
+    assert quantity_of_topic("home/temperature/max") is None
+    assert quantity_of_topic("home/temperature/bananas") is None
     assert plain(" µg/m³ ") == "µg/m3"

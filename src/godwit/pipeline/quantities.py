@@ -19,6 +19,8 @@ from godwit.pipeline.units import BASE_UNITS, MAX_UNIT, plain, scale_of
 GREATEST: Final = 1e15
 """A larger value is rejected."""
 _ALL: Final = (-GREATEST, GREATEST)
+MOST_WHOLE_VOLTS: Final = 260
+"""Without a unit, a larger whole number may be in millivolts or centivolts. Mains are below."""
 VALUE: Final = "value"
 """The quantity of a number that is not stated."""
 
@@ -160,7 +162,7 @@ def measure(
             return measure("voltage", number, unit, name or quantity, unit_source=unit_source, time_us=time_us)
         if scale.kind != known.kind:
             raise RejectedError("unit does not fit", f"{name or quantity} is in {unit[:MAX_UNIT]!r}")
-        if number in known.errors or (is_ds18b20 and number == 85 and scale.factor == 1):
+        if number in known.errors:
             raise RejectedError("error value", f"{name or quantity} is {number:g}: the sensor reports a failure")
         number = (number * scale.factor + scale.offset) / _UNITS[canonical]
     else:
@@ -170,6 +172,8 @@ def measure(
         elif quantity == "power_factor" and scale.kind == "percent":
             number /= 100
         elif quantity in (VALUE, "count"):
+            if scale.kind == "temperature":
+                measure("temperature", number, unit, name, is_ds18b20=is_ds18b20)  # raises for an error value
             number, canonical = number * scale.factor + scale.offset, BASE_UNITS[scale.kind]
         else:
             raise RejectedError("unit does not fit", f"{name or quantity} is in {unit[:MAX_UNIT]!r}")
@@ -191,7 +195,16 @@ def _with_default(
             f"{name or quantity} is {number:g} without a unit, and {known.unit or 'its unit'} is assumed from {low:g} "
             f"to {high:g} only: state the unit in the payload or in [[pipeline.decoder]]",
         )
-    if quantity == "battery" and (0 < number <= 1 or (number < 15 and number != int(number))):
+    is_whole = number == int(number)
+    if quantity == "voltage" and is_whole and number > MOST_WHOLE_VOLTS:
+        raise RejectedError(
+            "ambiguous",
+            f"{name or quantity} is {number:g} without a unit: volts, or a whole number of smaller units; state the "
+            "unit in the payload or in [[pipeline.decoder]]",
+        )
+    if quantity == "current" and is_whole and number:  # amperes, or milliamperes as of a current loop
+        return Reading(quantity, number, "", name, time_us, DEFAULT)
+    if quantity == "battery" and (0 < number <= 1 or (number < 15 and not is_whole)):
         raise RejectedError(
             "ambiguous",
             f"{name or quantity} is {number:g} without a unit: percent, a fraction or volts; state the unit in the "
@@ -203,7 +216,7 @@ def _with_default(
 def _check(
     quantity: str, known: Quantity, number: float, bounds: tuple[float, float], name: str, is_ds18b20: bool
 ) -> None:
-    if number in known.errors or (is_ds18b20 and number == 85 and known.kind == "temperature"):
+    if round(number, 6) in known.errors or (is_ds18b20 and round(number, 6) == 85 and known.kind == "temperature"):
         raise RejectedError("error value", f"{name or quantity} is {number:g}: the sensor reports a failure")
     low, high = bounds
     if not low <= number <= high:
@@ -262,7 +275,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "ozone": ("ozone", "o3"),
     "methane": ("methane", "ch4"),
     "ammonia": ("ammonia", "nh3"),
-    "light": ("light", "lux", "illuminance", "illumination", "light_level", "illuminance_lux", "ambient_light"),
+    "light": ("light", "lux", "illuminance", "illumination", "illuminance_lux", "ambient_light"),
     "irradiance": ("irradiance", "solar_radiation", "solar_irradiance"),
     "uv_index": ("uv_index", "uvi", "uv"),
     "sound_level": ("sound_level", "noise", "noise_level", "sound_pressure_level"),
@@ -498,13 +511,18 @@ def _with_unit(found: Field, unit: str) -> Field | None:
 def quantity_of_topic(topic: str) -> Field | None:
     """Return the quantity that the last level of a topic names, or the one before a word such as `state`.
 
+    A last level that is a unit, a place or a number belongs to the level before it: temperature/F.
+
     A sensor of ESPHome and of Home Assistant (NODE/sensor/NAME/state) measures, whatever words begin its name.
     """
     levels = topic.split("/")
     is_sensor = len(levels) > 2 and levels[-3].lower() == "sensor" and levels[-1].lower() == "state"
-    while len(levels) > 1 and levels[-1].lower() in _GENERIC:
+    while len(levels) > 1 and (not levels[-1] or levels[-1].lower() in _GENERIC):
         levels.pop()
     found = field_of(levels[-1])
+    if found is None and len(levels) > 1 and (before := field_of(levels[-2])) is not None and before.quantity != VALUE:
+        found = field_of(f"{levels[-2]}_{levels[-1]}")  # temperature/F, temperature/kitchen, temperature/1
+        found = found if found is not None and found.quantity == before.quantity else None
     return _last_words(words_of(levels[-1])) if found is None and is_sensor else found
 
 
@@ -522,7 +540,8 @@ _GENERIC: Final = frozenset(("state", "value", "reading", "data", "measurement",
 _SETTINGS: Final = frozenset(
     ("target", "setpoint", "setpoints", "desired", "forecast", "cmnd", "command", "commands", "cmd", "set", "get",
      "threshold", "thresholds", "limit", "limits", "config", "settings", "calibration", "offset", "tomorrow",
-     "input_number")
+     "input_number", "min", "max", "minimum", "maximum", "avg", "average", "mean", "yesterday", "history", "alarm",
+     "alarms", "rated", "nominal")
 )  # fmt: skip
 _SETTING_WORDS: Final = frozenset(
     (
@@ -583,6 +602,17 @@ _NUMBER: Final = re.compile(r".+/number/[^/]+/state\Z", re.DOTALL)
 def is_setting(text: str) -> bool:
     """Return whether a name is that of a setting, a limit or a forecast."""
     return not _STATED_SETTINGS.isdisjoint(words_of(text))
+
+
+_LIMITS: Final = frozenset(
+    ("alarm", "alert", "min", "max", "minimum", "maximum", "offset", "calibration", "setpoint", "threshold",
+     "thresholds", "limit", "limits", "hysteresis")
+)  # fmt: skip
+
+
+def is_limit(text: str) -> bool:
+    """Return whether a name is that of a setting or a limit, in a list of what a device reports."""
+    return not _LIMITS.isdisjoint(words_of(text))
 
 
 def is_setting_topic(topic: str) -> bool:

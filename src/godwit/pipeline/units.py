@@ -44,10 +44,12 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
         (1, 0, "°C degC deg_C Cel celsius degree_celsius degrees_celsius degree_C degrees_C centigrade °_C ºCelsius"),
         (_F, -32 * _F, "°F degF deg_F [degF] fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F °_F"),
         (1, -273.15, "K kelvin °K degK"),
-        (1, 0, "*C Grad_Celsius celcius degreesC"), (_F, -32 * _F, "*F farenheit degreesF"),
+        (1, 0, "*C Grad_Celsius celcius degreesC deg._C °_Celsius"),
+        (_F, -32 * _F, "*F farenheit degreesF deg._F °_Fahrenheit Grad_Fahrenheit"),
     ),
     "percent": (
-        (1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"), (100, 0, "ratio fraction"),
+        (1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"),
+        (100, 0, "ratio fraction m3/m3 m3.m-3"),
     ),
     "pressure": (
         (0.01, 0, "Pa pascal pascals"),
@@ -57,7 +59,7 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
         (1000, 0, "bar bars"),
         (0.01 * 133.322387415, 0, "mmHg mm_Hg mm[Hg] m[Hg]e-3 mm-Hg"),
         (0.01 * 133.32236842105263, 0, "Torr torr"),
-        (0.01 * 3386.38864034, 0, "inHg in_Hg inch_Hg [in_i'Hg] inches_Hg in-Hg inHG"),
+        (0.01 * 3386.38864034, 0, "inHg in_Hg inch_Hg [in_i'Hg] inches_Hg in-Hg inHG \"Hg"),
         (0.01 * 6894.757293168361, 0, "psi PSI [psi] lbf/in2 psig psia"),
         (1013.25, 0, "atm"), (0.01 * 249.08891, 0, "inH2O inWC in_WC"), (0.0980665, 0, "mmH2O"), (0.980665, 0, "cmH2O"),
     ),
@@ -121,7 +123,7 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
     ),
     "angle": ((1, 0, "° deg degree degrees"), (57.29577951308232, 0, "rad radian radians")),
     "sound level": ((1, 0, "dB dBA dB(A) dB_A dBa dB_SPL"),),
-    "signal level": ((1, 0, "dBm"),),
+    "signal level": ((1, 0, "dBm"), (1, 30, "dBW")),
     "data size": (
         (1, 0, "B byte bytes Byte Bytes"), (1e3, 0, "kB KB"), (1e6, 0, "MB"), (1e9, 0, "GB"), (1e12, 0, "TB"),
         (1024, 0, "KiB kiB"), (1024**2, 0, "MiB"), (1024**3, 0, "GiB"), (0.125, 0, "bit bits"),
@@ -160,15 +162,19 @@ _PINT_NAMES: Final = {
 """By kind: its base unit for pint. Kinds without a dimension are missing: pint would convert percent to ppm."""
 
 _SIGNS: Final = str.maketrans(
-    {"º": "°", "˚": "°", "゜": "°", "⁰": "°", "℃": "°C", "℉": "°F", "K": "K", "Å": "Å", "Ω": "Ω", "μ": "µ", "²": "2",
-     "³": "3", "₂": "2", "₃": "3", "⋅": ".", "·": ".", "\uff05": "%", "\u2215": "/", "\u00a0": " ",
-     "\u202f": " ", "\u2009": " ", "^": None}
+    {"º": "°", "˚": "°", "゜": "°", "⁰": "°", "℃": "°C", "℉": "°F", "\u212a": "K", "\u2126": "Ω", "μ": "µ", "¹": "1",
+     "²": "2", "³": "3", "₂": "2", "₃": "3", "⁻": "-", "\u2212": "-", "⋅": ".", "·": ".", "\uff05": "%", "\u2215": "/",
+     "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": None, "\ufeff": None, "^": None}
 )  # fmt: skip
+_TWICE_ENCODED: Final = re.compile("Â(?=[°ºµ²³])|&deg;")
+"""Signs that were read as Latin-1 and written as UTF-8 again, and the sign of HTML."""
 _BLANKS: Final = re.compile(r"\s+")
 _PINT_TEXT: Final = re.compile(r"[A-Za-zµΩ°][A-Za-z0-9µΩ°./*_() -]{0,31}\Z")
 _NOT_FOR_PINT: Final = frozenset(("mhg", "k", "c", "f"))
 """Texts that pint reads as units that no device means: metres of mercury, degrees without a sign."""
-_EXPONENT: Final = re.compile(r"(?<=[A-Za-z])(-?[23])(?![0-9A-Za-z])")
+_EXPONENT: Final = re.compile(r"(?<=[A-Za-z])(-?[123])(?![0-9A-Za-z])")
+_PRODUCT: Final = re.compile(r"[ .](?=[^\W\d])")
+"""A blank or a point between two units: W.m-2."""
 
 
 def _tables() -> tuple[dict[str, UnitScale], dict[str, tuple[UnitScale, str]]]:
@@ -190,6 +196,8 @@ def _tables() -> tuple[dict[str, UnitScale], dict[str, tuple[UnitScale, str]]]:
 
 def plain(text: str) -> str:
     """Return a unit in plain spelling: one degree sign, one micro sign, exponents as digits, single blanks."""
+    if "Â" in text or "&" in text:
+        text = _TWICE_ENCODED.sub(lambda one: "°" if one[0] == "&deg;" else "", text)
     return _BLANKS.sub(" ", text.translate(_SIGNS)).strip()
 
 
@@ -249,7 +257,8 @@ def _scale_by_pint(text: str, kind: str) -> UnitScale | None:
     import pint
 
     registry: Any = pint.get_application_registry()  # type: ignore[no-untyped-call]
-    written = _EXPONENT.sub(lambda one: f"**{one[1]}", text.replace(" ", "*") if " per " not in text else text)
+    joined = _PRODUCT.sub("*", text) if " per " not in text else text
+    written = _EXPONENT.sub(lambda one: f"**{one[1]}", joined)
     try:
         unit = registry.Unit(written)
         base = registry.Unit(_PINT_NAMES[kind]) if kind in _PINT_NAMES else None

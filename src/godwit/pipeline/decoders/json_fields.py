@@ -13,11 +13,23 @@ from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from godwit.pipeline.decoders.content import MAX_LEVELS, extra_of, number_and_unit, time_of
+from godwit.pipeline.decoders.json_checks import (
+    MAX_TWIN_GAP,
+    OTHER_SCALES,
+    check_flags,
+    check_scale_of,
+    check_system,
+    check_units,
+    is_flag,
+    is_imperial,
+    teaching,
+)
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, Decoded, Reading, RejectedError
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
     LOCATIONS,
+    MOST_WHOLE_VOLTS,
     QUANTITIES,
     VALUE,
     Field,
@@ -30,13 +42,11 @@ from godwit.pipeline.quantities import (
     quantity_of_topic,
     words_of,
 )
-from godwit.pipeline.units import MAX_UNIT, is_unit, scale_of
+from godwit.pipeline.units import is_unit, scale_of
 
 MAX_FIELDS: Final = 1024
 MAX_PLANS: Final = 20_000
 MAX_DEVICE: Final = 256
-MAX_TWIN_GAP: Final = 0.6
-"""Kelvin between a temperature and the same one in another unit, both rounded."""
 OPTIONS: Final = ("fields", "units", "time", "time_zone", "device", "ignore")
 """The options of decoders that read such objects."""
 TIMES: Final = (
@@ -63,16 +73,18 @@ QUANTITY_NAMES: Final = (
 """Fields that may name the quantity of `value`, in lower case."""
 _POWER_ON: Final = 85.0
 """The value of a DS18B20 after power-on."""
-_OTHER_SCALES: Final = frozenset(
-    ("f", "°f", "fahrenheit", "degf", "deg f", "k", "kelvin", "imperial", "us_customary", "us")
-)
-"""Texts in any field that tell that a temperature is not in °C."""
+_POWER_ON_VALUES: Final = (_POWER_ON, 185.0)
+"""The same in °C and °F."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
-_FLAGS: Final = {"fahrenheit": True, "kelvin": True, "imperial": True, "celsius": False, "metric": False}
-"""Words of fields that are true or false, with the value that tells that a temperature is not in °C."""
-_FAILED: Final = frozenset(("error", "fault", "failed", "failure", "invalid", "bad"))
-"""States of a sensor whose values are not to be used."""
+_TYPES: Final = frozenset(("datetime", "date", "timestamp", "string", "text", "bool", "boolean", "enum", "hex", "json"))
+"""Texts in place of a unit that tell that `value` is not a number of something."""
+_NO_VALUES: Final = frozenset(
+    ("serial", "version", "firmware", "hardware", "software", "revision", "year", "typ", "type", "status", "flag",
+     "flags", "mask", "checksum", "crc", "sequence", "number", "samples", "timestamp", "datetime", "date", "time",
+     "diagnostic", "raw", "code")
+)  # fmt: skip
+"""Words of an object whose `value` is an identity or a state: {"serial-number": {"value": 7}}."""
 NO_VALUE: Final = frozenset(
     ("", "-", "--", "---", "nan", "null", "none", "n/a", "na", "unknown", "unavailable", "error", "err", "inf", "-inf")
 )
@@ -90,7 +102,8 @@ PARTS: Final = frozenset(
      "corrections", "alert", "alerts", "rule", "rules", "trigger", "triggers", "index", "indices", "hysteresis",
      "accuracy", "resolution", "precision", "tolerance", "mapping", "before", "example", "examples",
      "mode", "modes", "test", "tests", "preset", "presets", "profile", "profiles", "schedules", "labels", "names",
-     "colors", "timers", "timer", "tgt", "setpt", "goal", "goals")
+     "colors", "timers", "timer", "tgt", "setpt", "goal", "goals", "hourly", "weekly", "monthly", "backlog", "backlogs",
+     "aggregate", "aggregates", "aggregated", "cal", "mask", "payloadmask", "rated", "nominal")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""
 
@@ -130,6 +143,8 @@ class _Plan(NamedTuple):
     """Fields with the value of another one in another unit: tempf beside tempc."""
     flags: tuple[str, ...]
     """Fields that may tell that values are in another unit or invalid: isFahrenheit, valid, status."""
+    has_imperial: bool
+    """Whether a field has a unit of the imperial system in its name."""
 
 
 class JsonFields:
@@ -165,13 +180,15 @@ class JsonFields:
         if plan.twins:
             readings = _without_twins(readings, plan.twins)
         if plan.flags:
-            _check_flags(item, plan.flags, readings)
+            check_flags(item, plan.flags, readings)
+        if plan.has_imperial:
+            check_system(readings)
         if not readings:
             raise _no_readings(item, topic, rest)
         for key in plan.others:
             value = rest[key] = item[key]
-            if type(value) is str and value.lower() in _OTHER_SCALES:
-                _check_scale(key, value, readings)
+            if type(value) is str and value.lower() in OTHER_SCALES:
+                check_scale_of(key, value, readings)
         device = item[plan.device] if plan.device is not None else None
         return Decoded(readings, time_us, _device_text(device), extra_of(rest) if rest else None)
 
@@ -179,8 +196,10 @@ class JsonFields:
         """Return the content of an object or a list with objects in it; the names of readings are paths."""
         walk = _Walk(self, topic)
         walk.visit(item, "", None, None, 1)
+        if walk.has_imperial:
+            check_system(walk.readings)
         if any(one.unit_source == DEFAULT for one in walk.readings):
-            _check_units(item, walk.readings, 1)
+            check_units(item, walk.readings, 1)
         if not walk.readings:
             raise _no_readings(item if isinstance(item, dict) else {"[]": item}, topic, walk.rest)
         readings = _unique_names(walk.readings)
@@ -194,7 +213,7 @@ class JsonFields:
         if (place, keys) in self._plans:
             return self._plans[place, keys]
         if not self._fields and is_setting_topic(topic):
-            text = f"by its topic a command, a setting or a forecast: {_teach(keys[0] if keys else 'x', topic)}"
+            text = f"by its topic a command, a setting or a forecast: {teaching(keys[0] if keys else 'x', topic)}"
             raise RejectedError("no quantity", text)
         if len(keys) > MAX_FIELDS:
             raise RejectedError("too many fields", f"{len(keys)}: at most {MAX_FIELDS}")
@@ -221,8 +240,11 @@ class JsonFields:
         letter_t = lower.get("t") if not times and "t" in lower and lower["t"] not in found else None
         others = tuple(key for key in keys if key not in used and key not in (unit_key, letter_t))
         twins = _twins(fields)
-        flags = tuple(key for key in keys if key.lower() in _FLAG_NAMES or not _FLAGS.keys().isdisjoint(words_of(key)))
-        plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags)
+        flags = tuple(key for key in keys if is_flag(key))
+        has_imperial = any(is_imperial(key) for key in keys)
+        plan = _Plan(
+            tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags, has_imperial
+        )
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[place, keys] = plan
@@ -267,7 +289,8 @@ class JsonFields:
         known = QUANTITIES.get(field.quantity)
         is_ds18b20 = field.quantity == "temperature" and DS18B20.search(f"{topic} {path}{key}") is not None
         plan = _Planned(key, field.quantity, name, unit, source, unit_key, is_ds18b20)
-        if known is None or unit_key is not None or is_ds18b20 or field.quantity in ("battery", "light", VALUE):
+        is_slow = field.quantity in ("battery", "light", VALUE) or (unit is None and field.quantity == "current")
+        if known is None or unit_key is not None or is_ds18b20 or is_slow:
             return plan
         return _quick(plan, known)
 
@@ -376,15 +399,24 @@ class JsonFields:
             written = _same(written, field.unit, label)
         elif written is None:
             written, source = field.unit, field.source
+        if field.quantity == VALUE and written is not None and written.lower() in _TYPES:
+            rest[label] = value
+            return
         if written is None and field.quantity == "light" and value in (0, 1) and label.lower().endswith("light"):
-            raise RejectedError("ambiguous", f"{label} is {value}: an illuminance or a state; {_teach(label)}")
+            raise RejectedError("ambiguous", f"{label} is {value}: an illuminance or a state; {teaching(label)}")
         is_ds18b20 = field.is_ds18b20 or (
-            value == _POWER_ON and any(isinstance(one, str) and DS18B20.search(one) for one in item.values())
+            value in _POWER_ON_VALUES and any(isinstance(one, str) and DS18B20.search(one) for one in item.values())
         )
-        readings.append(
-            measure(field.quantity, value, written, name, unit_source=source, time_us=time_us,
-                    is_ds18b20=is_ds18b20)
-        )  # fmt: skip
+        try:
+            reading = measure(
+                field.quantity, value, written, name, unit_source=source, time_us=time_us, is_ds18b20=is_ds18b20
+            )
+        except RejectedError as error:
+            if error.rejection.reason != "ambiguous" or field.quantity not in _SUPPLY:
+                raise
+            rest[label] = value  # the supply of the device, without a unit: its measurements are clear nevertheless
+            return
+        readings.append(reading)
 
     def _time_of(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | None:
         """Return the time that an object states. Other values of its fields are added to `rest`."""
@@ -406,11 +438,16 @@ class JsonFields:
         return found
 
 
+_SUPPLY: Final = frozenset(("battery", "voltage"))
+"""Quantities that remain in `extra` if their unit is unclear, rather than reject the message."""
+
+
 def _quick(plan: _Planned, known: Quantity) -> _Planned:
     """Return the plan with the range of numbers that need no call of `measure`."""
     errors = known.errors | {_POWER_ON} if plan.quantity == "temperature" else known.errors
     if plan.unit is None:
         low, high = known.bounds if known.default is None else known.default
+        high = min(high, MOST_WHOLE_VOLTS) if plan.quantity == "voltage" else high
         unit = "" if known.default is None else known.unit
         return plan._replace(low=low, high=high, errors=errors, result=unit, source=DEFAULT)
     scale, base = scale_of(plan.unit, known.kind), scale_of(known.unit, known.kind)
@@ -434,6 +471,7 @@ class _Walk:
         self.rest: dict[str, Any] = {}
         self.time_us: int | None = None
         self.device: str | None = None
+        self.has_imperial = False
 
     def visit(self, item: Any, path: str, parent: Field | None, time_us: int | None, level: int) -> None:
         if level > MAX_LEVELS:
@@ -460,8 +498,9 @@ class _Walk:
         if self.device is None and not isinstance(device, dict | list):
             self.device = _device_text(device)
         fields._read(item, plan, self.readings, self.rest, path, own or time_us)
+        self.has_imperial = self.has_imperial or plan.has_imperial
         if plan.flags:
-            _check_flags(item, plan.flags, self.readings)
+            check_flags(item, plan.flags, self.readings)
         below = [] if _is_desired(item) else [*plan.others, *[one.key for one in plan.fields]]
         if isinstance(device, dict) and plan.device is not None:
             below.append(plan.device)
@@ -474,7 +513,9 @@ class _Walk:
                 self.rest[path + key] = value
 
     def _visit_below(self, key: str, value: Any, path: str, time_us: int | None, level: int) -> None:
-        if PARTS.intersection(words_of(key)) and field_of(key) is None:
+        words = words_of(key)
+        is_identity = isinstance(value, dict) and "value" in value and not _NO_VALUES.isdisjoint(words)
+        if field_of(key) is None and (is_identity or not PARTS.isdisjoint(words)):
             self.rest[path + key] = value
             return
         self.visit(value, f"{path}{key}.", field_of(key), time_us, level + 1)
@@ -538,65 +579,6 @@ def _unique_names(readings: list[Reading]) -> list[Reading]:
             raise RejectedError("ambiguous", f"two values of {one.name or one.quantity}")
         seen.add(key)
     return readings
-
-
-def _check_scale(key: str, text: str, readings: list[Reading]) -> None:
-    """Raise RejectedError if a temperature was taken to be in °C, and another field states another scale."""
-    if any(one.unit_source == DEFAULT and one.unit == "°C" for one in readings):
-        raise RejectedError(
-            "ambiguous",
-            f"a temperature without a unit beside the field {key[:40]!r}, which is {text!r}: name it `unit`",
-        )
-
-
-def _check_units(item: Any, readings: list[Reading], level: int) -> None:
-    """Raise RejectedError if an object at any depth states another unit than the default of a reading."""
-    if isinstance(item, list):
-        for one in item:
-            _check_units(one, readings, level + 1)
-    if not isinstance(item, dict) or level > MAX_LEVELS:
-        return
-    for key, value in item.items():
-        if isinstance(value, dict | list):
-            _check_units(value, readings, level + 1)
-        elif isinstance(value, str) and len(value) <= MAX_UNIT:
-            if value.lower() in _OTHER_SCALES:
-                _check_scale(str(key), value, readings)
-            elif "unit" in str(key).lower():
-                check_unit(str(key), value, readings)
-
-
-def check_unit(key: str, text: str, readings: list[Reading]) -> None:
-    """Raise RejectedError if a text is another unit of a quantity whose unit was taken to be the default."""
-    for one in readings:
-        known = QUANTITIES.get(one.quantity)
-        if one.unit_source == DEFAULT and known is not None and known.kind:
-            scale = scale_of(text, known.kind)
-            if scale is not None and scale.kind == known.kind and scale != scale_of(known.unit, known.kind):
-                raise RejectedError(
-                    "ambiguous", f"{one.name or one.quantity} has no unit, and the field {key!r} is {text!r}"
-                )
-
-
-_VALID: Final = frozenset(("valid", "is_valid", "isvalid", "data_valid", "sensor_valid", "reading_valid"))
-_STATES: Final = frozenset(("status", "quality", "sensor_status", "data_quality"))
-_FLAG_NAMES: Final = _VALID | _STATES
-
-
-def _check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[Reading]) -> None:
-    """Raise RejectedError if a flag tells that values are not in the default unit, or not to be used."""
-    for key in flags:
-        value, words = item[key], words_of(key)
-        if type(value) is bool and any(_FLAGS.get(word) is value for word in words):
-            _check_scale(key, str(value).lower(), readings)
-        elif (value is False and key.lower() in _VALID) or (type(value) is str and value.lower() in _FAILED):
-            raise RejectedError("error value", f"the field {key[:40]!r} is {str(value).lower()!r}")
-
-
-def check_scale(key: str, text: str, readings: list[Reading]) -> None:
-    """Raise RejectedError if a text in another field tells that a temperature is not in °C."""
-    if text.strip().lower() in _OTHER_SCALES:
-        _check_scale(key, text, readings)
 
 
 def _twins(fields: list[_Planned]) -> tuple[str, ...]:
@@ -677,9 +659,9 @@ def _same(first: str | None, second: str | None, label: str) -> str | None:
     """Return the unit that one of two places states. Raise RejectedError if they state different ones."""
     if not first or not second:
         return first or second
-    if first != second and scale_of(first, "") != scale_of(second, "") and first.lower() != second.lower():
-        one, other = (scale_of(first, "temperature"), scale_of(second, "temperature"))
-        if one is None or one != other:
+    if first.lower() != second.lower():
+        found = [(scale_of(first, kind), scale_of(second, kind)) for kind in ("", "temperature")]
+        if not any(one is not None and one == other for one, other in found):
             raise RejectedError("ambiguous", f"{label} has two units: {first[:32]!r} and {second[:32]!r}")
     return first
 
@@ -709,17 +691,15 @@ def _no_readings(item: Mapping[str, Any], topic: str, rest: Mapping[str, Any]) -
         text = item[first]
         if text is None or (isinstance(text, str) and text.strip().lower() in NO_VALUE):
             return RejectedError("error value", f"{first} has no value")
+        if isinstance(text, int | float) and not isinstance(text, bool) and (field := field_of(first)) is not None:
+            try:
+                measure(field.quantity, text, field.unit, first)
+            except RejectedError as error:
+                return error
         return RejectedError("type changed", f"the field {first!r} is {kind_of(text)} and should be a number")
     names = ", ".join(str(key) for key in list(item)[:8])[:200] or "none"
     first = next((str(key) for key, one in item.items() if isinstance(one, int | float)), "x")
-    return RejectedError("no quantity", f"none of its fields is known ({names}): {_teach(first, topic)}")
-
-
-def _teach(key: str, topic: str = "...") -> str:
-    return (
-        f'name the quantity with [[pipeline.decoder]] filter = "{topic[:100]}", decoder = "json", '
-        f'fields = {{ "{key[:40]}" = "temperature" }}'
-    )
+    return RejectedError("no quantity", f"none of its fields is known ({names}): {teaching(first, topic)}")
 
 
 def _listed(fields: set[Field]) -> str:

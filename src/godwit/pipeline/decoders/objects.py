@@ -130,10 +130,10 @@ class NestedJsonDecoder(Decoder):
 NESTED_EXAMPLES: Final = (
     DecoderExample(
         "plant/line1",
-        b'{"motor": {"temperature": 41.5, "voltage": 400}, "time": 1794744000123}',
+        b'{"motor": {"temperature": 41.5, "voltage": 230}, "time": 1794744000123}',
         (
             Reading("temperature", 41.5, "°C", "motor.temperature", unit_source=DEFAULT),
-            Reading("voltage", 400.0, "V", "motor.voltage", unit_source=DEFAULT),
+            Reading("voltage", 230.0, "V", "motor.voltage", unit_source=DEFAULT),
         ),
         time_us=1_794_744_000_123_000,
     ),

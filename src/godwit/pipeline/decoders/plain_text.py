@@ -113,7 +113,7 @@ class NumberDecoder(Decoder):
         found: tuple[float, float, frozenset[float], str, str]
         if known is None or known.default is None or is_odd or is_none or is_ds18b20:
             found = (1.0, 0.0, frozenset(), "", "")
-        elif field.quantity in ("battery", "light", "current"):
+        elif field.quantity in ("battery", "light", "current", "voltage"):
             found = (1.0, 0.0, known.errors, "", "")
         else:
             found = (*known.default, known.errors, field.quantity, known.unit)

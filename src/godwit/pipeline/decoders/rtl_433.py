@@ -35,7 +35,8 @@ _QUANTITIES: Final = {
     "pressure": "pressure", "wind_avg": "wind_speed", "wind_max": "wind_gust", "wind_speed": "wind_speed",
     "wind_gust": "wind_gust", "gust_speed": "wind_gust", "wind_spd": "wind_speed", "wind_dir": "wind_direction",
     "rain": "precipitation", "rain_rate": "precipitation_rate", "light": "light", "solar": "irradiance",
-    "power": "power", "energy": "energy", "total": "energy", "voltage": "voltage", "battery": "battery",
+    "power0": "power", "power1": "power", "power2": "power", "power": "power", "energy": "energy", "total": "energy",
+    "voltage": "voltage", "battery": "battery",
     "supercap": "voltage", "current": "current", "depth": "distance", "co2": "co2", "pm2_5": "pm25", "pm1": "pm1",
     "pm4": "pm4", "pm10": "pm10", "estimated_pm10_0": "pm10", "storm_dist": "distance", "distance": "distance",
     "volume": "volume", "water_usage": "volume", "weight": "weight", "frequency": "frequency",
@@ -70,12 +71,7 @@ class Rtl433Decoder(Decoder):
     filters = ("#",)
     text_filters = ("rtl_433/#", "*/rtl_433/#")
     forms = frozenset((OBJECT, TEXT))
-    keys = (
-        frozenset(("model", "time")),
-        frozenset(("model", "id")),
-        frozenset(("model", "mic")),
-        frozenset(("model", "protocol")),
-    )
+    keys = (frozenset(("model",)),)
 
     def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
         """Decode an event, or the topic of one field."""
@@ -171,7 +167,7 @@ def _field_of(name: str) -> RadioField | None:
     plain = numbered[1] if numbered is not None else name
     if plain in _WITHOUT_UNIT:
         return RadioField(*_WITHOUT_UNIT[plain])
-    found = _NAME.match(name)
+    found = _NAME.match(name.removesuffix("_ext"))
     if found is None:
         return None
     quantity = _QUANTITIES.get(f"{found[1]}_{found[2]}") or _QUANTITIES.get(found[1])

@@ -59,7 +59,7 @@ _TOPICS: Final = {
 """By the topic after the device, with N for a number."""
 _STATES: Final = re.compile(
     r"(?:online|announce|command|.*/command|.*/set|settings|overtemperature|temperature_status|overpower|overload"
-    r"|loaderror|totalworktime|fw|charger|relay/N|relay/N/overpower_value|roller/N|roller/N/(?:pos|stop_reason)"
+    r"|loaderror|totalworktime|fw|charger|settings/.*|relay/N|relay/N/overpower_value|roller/N|roller/N/(?:pos|stop_reason)"
     r"|(?:light|white|color)/N|(?:light|white|color)/N/(?:status|source|overpower_value)|input/N|input_event/N"
     r"|longpush/N|ext_switch/N|ext_temperatures|ext_humidities|ext_switches|valve/.*|thermostat/.*"
     r"|sensor/(?:flood|state|motion|vibration|smoke|gas|operation|self_test|mute|unmute|start_self_test|charger"
@@ -84,7 +84,7 @@ class ShellyGen1Decoder(Decoder):
       these devices; a higher value can only be in °F, and is rejected as ambiguous. The option `temperature_unit` ("C"
       or "F") settles it.
     - `energy` and `returned_energy` count watt-minutes, `total` and `total_returned` watt-hours.
-    - 999 is the value of an external sensor that does not answer.
+    - 999 is the value of an external sensor that does not answer, 85 °C that of a DS18B20 after power-on.
     - `info` and `status` are JSON: battery, temperature with its unit, humidity and light are read.
     - Switch states, inputs, events, announcements and commands are neither readings nor errors.
     """
@@ -129,7 +129,9 @@ class ShellyGen1Decoder(Decoder):
             raise RejectedError("error value", f"{rest[:60]} is 999: the sensor does not answer")
         if field is None:
             return Decoded([self._battery_sensor(number, rest)], device=device)
-        return Decoded([measure(field.quantity, number, field.unit, rest, unit_source=FROM_DECODER)], device=device)
+        is_external = rest.startswith("ext_temperature")  # a DS18B20
+        reading = measure(field.quantity, number, field.unit, rest, unit_source=FROM_DECODER, is_ds18b20=is_external)
+        return Decoded([reading], device=device)
 
     def _battery_sensor(self, number: float, name: str) -> Reading:
         if self._unit is not None:
@@ -289,6 +291,11 @@ _OTHER: Final = frozenset(
      "plugpm_ui", "plugm_ui", "service", "schedule", "rpc")
 )  # fmt: skip
 """Components without readings."""
+_OWN_FIELDS: Final = {
+    "apower": "switch", "a_act_power": "em", "act_power": "em1", "total_act": "emdata",
+    "total_act_energy": "em1data", "tC": "temperature", "rh": "humidity", "lux": "illuminance",
+}  # fmt: skip
+"""By field that the state of one type of component has, or of types with the same fields: that type."""
 _INSTANCE: Final = re.compile(r"([a-z_0-9]+):\d+\Z")
 _FAHRENHEIT: Final = DeviceField("temperature", "°F")
 _METHODS: Final = frozenset(("NotifyStatus", "NotifyFullStatus"))
@@ -302,8 +309,8 @@ class ShellyGen2Decoder(Decoder):
     - `NotifyStatus` and `NotifyFullStatus` have the time `ts` and the states of components (`switch:0`,
       `temperature:100`); a status topic has the state of one. `NotifyEvent` (buttons) is neither a reading nor an
       error.
-    - An answer on `.../rpc` to Shelly.GetStatus has the same states in `result`. Answers to other methods do not say
-      which component they describe, and are not read.
+    - An answer on `.../rpc` to Shelly.GetStatus has the same states in `result`. The answer for one component is
+      recognised by its fields. Other answers are not read.
     - Temperatures are sent twice, as tC and tF: one reading is made, of tC. Energy totals are in Wh; `by_minute` is in
       mWh and repeats a part of the total: it is not read. A value that a sensor cannot measure is null.
     - `xvoltage`, `xpercent`, `xfreq` are computed by a formula of the user, without a unit, and the values of
@@ -331,6 +338,10 @@ class ShellyGen2Decoder(Decoder):
             return Decoded([], device=source) if "method" in found or "error" in found else None
         readings: list[Reading] = []
         extra: dict[str, Any] = {}
+        if "id" in states and "method" not in found:  # the answer to GetStatus of one component
+            kind = next((one for key, one in _OWN_FIELDS.items() if key in states), None)
+            readings = [] if kind is None else _readings(kind, f"{kind}:{str(states['id'])[:20]}", states)
+            return Decoded(readings, None, source, extra_of({"result": states}))
         for name, state in states.items():
             kind = _kind(name)
             if kind is not None and isinstance(state, dict):

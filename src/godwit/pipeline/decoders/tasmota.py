@@ -8,7 +8,8 @@ xdrv_12_home_assistant.ino.
   fields of the message, and appended if a field has "Temperature", "Pressure" or "Speed" in its name. Firmware of 2017
   did not append them, nor do sensors with other names (MLX90614): then the unit is the default of `SetOption8` and
   `SetOption24`, which are °C and hPa, and the source of the unit is "default".
-- `ZbReceived` (Zigbee2Tasmota) has temperatures in °C, independent of `TempUnit`.
+- `ZbReceived` (Zigbee2Tasmota) has temperatures in °C, independent of `TempUnit`. `Power` in it and in `MtrReceived` is
+  the state of a switch, and `Illuminance` a raw number. `ZbInfo` repeats values that were received before.
 - The power meter is `ENERGY`: Total, Today and Yesterday in kWh; with several phases, its fields are lists.
 - `Time` is the local time without a zone, unless `SetOption52` is on: then it is not known which moment is meant, and
   the time of publishing counts. `Epoch` and a numeric `Time` (formats 2 to 4 of the command `Time`) are used.
@@ -54,7 +55,10 @@ _FIELDS: Final = {
     "PM1": ("pm1", "µg/m³"),
     "PM2.5": ("pm25", "µg/m³"),
     "PM10": ("pm10", "µg/m³"),
+    "LocalTemperature": ("temperature", _TEMPERATURE),
     "Battery": ("battery", "%"),
+    "BatteryPercentage": ("battery", "%"),
+    "BatteryVoltage": ("voltage", "V"),
     "Voltage": ("voltage", "V"),
     "Current": ("current", "A"),
     "Power": ("power", "W"),
@@ -71,6 +75,12 @@ _IN_ENERGY: Final = {"Total": ("energy", "kWh"), "Today": ("energy", "kWh"), "Ye
 _STATUS: Final = re.compile(r"STATUS\d*\Z")
 _OTHER: Final = re.compile(r"(?:LWT|INFO\d|RESULT|UPTIME|POWER\d{0,2}|STATUS\d*|LOGGING|MARGINS|DISCOVERY)\Z")
 _WIND: Final = re.compile(r"TX2\d|WS2300")
+_REPEATED: Final = frozenset(("Global", "ZbInfo"))
+"""Objects with values that were sent before."""
+_GATEWAYS: Final = frozenset(("ZbReceived", "MtrReceived"))
+"""Objects of Zigbee and Matter devices, in which `Power` is the state of a switch and `Illuminance` a raw number."""
+_EVENTS: Final = frozenset(("IrReceived", "RfReceived", "RfRaw", "PN532", "RDM6300", "RC522", *_GATEWAYS, *_REPEATED))
+"""Objects that are no errors if nothing in them is known: codes, cards, states of switches."""
 MAX_SENSOR_LEVELS: Final = 4
 
 
@@ -131,7 +141,7 @@ def _telemetry(found: dict[str, Any], device: str, is_state: bool) -> Decoded | 
         else:
             _add_sensor(name, value, units, readings, extra)
     if not readings and not is_state:
-        unknown = {name: value for name, value in extra.items() if name != "Time"}
+        unknown = {name: value for name, value in extra.items() if name != "Time" and name not in _EVENTS}
         if has_numbers(unknown):
             return Rejected("no quantity", f"none of the fields of the sensors is known: {some_names(unknown)}")
     return Decoded(readings, time_us, device or None, extra_of(extra))
@@ -158,7 +168,7 @@ def _add_sensor(
     name: str, value: Any, units: dict[str, str | None], readings: list[Reading], extra: dict[str, Any]
 ) -> None:
     """Add the readings of one sensor, or of a field at the top level; other fields to `extra`."""
-    if name == "Global":
+    if name in _REPEATED:
         extra[name] = value
         return
     before = len(readings)
@@ -202,6 +212,8 @@ def _add_fields(path: list[str], value: Any, units: dict[str, str | None], readi
 def _known(path: list[str]) -> tuple[str, str] | None:
     """Return the quantity and the unit of a field, which may depend on the sensor."""
     sensor, name = path[0], path[-1]
+    if sensor in _EVENTS and (sensor not in _GATEWAYS or name in ("Power", "Illuminance")):
+        return None
     if sensor.startswith("ENERGY") and name in _IN_ENERGY:
         return _IN_ENERGY[name]
     if _WIND.match(sensor):
@@ -290,6 +302,11 @@ EXAMPLES: Final = (
         note="the value of a DS18B20 after power-on",
     ),
     DecoderExample("tele/adc/SENSOR", b'{"ANALOG":{"A0":1024}}', reason="no quantity"),
+    DecoderExample(
+        "tele/zigbee/SENSOR",
+        b'{"ZbReceived":{"0x7120":{"Device":"0x7120","Name":"SHP15","Power":1,"Endpoint":1,"LinkQuality":218}}}',
+        note="the state of a switch: neither a reading nor an error",
+    ),
     DecoderExample("tele/plug/LWT", b"Online", note="neither a reading nor an error"),
 )
 

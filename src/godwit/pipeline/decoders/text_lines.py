@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
 from godwit.pipeline.decoders.content import extra_of, time_of
-from godwit.pipeline.decoders.json_fields import DEVICES, OPTIONS, OTHER_SYSTEMS, PARTS, UNITS, JsonFields, check_scale
+from godwit.pipeline.decoders.json_checks import check_scale, check_system, is_imperial, is_statistic
+from godwit.pipeline.decoders.json_fields import DEVICES, OPTIONS, OTHER_SYSTEMS, PARTS, UNITS, JsonFields
 from godwit.pipeline.decoders.results import DEFAULT, TEXT, WORDS, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import DS18B20, VALUE, Field, field_of, measure, words_of
@@ -92,6 +93,8 @@ class InfluxDecoder(Decoder):
             raise RejectedError("bad payload", "a field is there twice")
         texts = tags | {key: text.strip('"') for key, text in fields.items() if text[:1] == '"'}
         unit = next((value for key, value in texts.items() if key.lower() in UNITS), None)
+        if any(is_statistic(key, text) for key, text in texts.items()):
+            raise RejectedError("no quantity", "the fields are statistics or settings, by a text beside them")
         if PARTS.intersection(words_of(measurement)):
             raise RejectedError("no quantity", f"{measurement[:40]!r} are not measurements, by their name")
         first = len(readings)
@@ -102,7 +105,8 @@ class InfluxDecoder(Decoder):
                 rest[name] = text.strip('"')
                 continue
             field = _influx_field(measurement, key, tags)
-            stated = field.unit or unit or (measurement if is_unit(measurement) and field.quantity != key else None)
+            is_of_unit = is_unit(measurement) and (field.quantity != key or field.quantity == VALUE)
+            stated = field.unit or unit or (measurement if is_of_unit else None)
             is_ds18b20 = DS18B20.search(f"{topic} {series}") is not None
             value = float(text.rstrip("iu"))
             if stated is not None and stated.lower() in OTHER_SYSTEMS:
@@ -110,6 +114,8 @@ class InfluxDecoder(Decoder):
                     "ambiguous", f"the units are {stated!r}, which does not name the unit of each field"
                 )
             readings.append(measure(field.quantity, value, stated, name, time_us=time_us, is_ds18b20=is_ds18b20))
+        if any(is_imperial(key) for key in fields):
+            check_system(readings[first:])
         for key, text in texts.items():
             check_scale(key, text, readings[first:])
 
@@ -169,6 +175,10 @@ _METRIC_UNITS: Final = {
     "percent": "%", "volts": "V", "amperes": "A", "watts": "W", "joules": "J", "hertz": "Hz", "meters": "m",
     "pascals": "Pa", "grams": "g", "ratio": "",
 }  # fmt: skip
+_RATIOS: Final = frozenset(("humidity", "moisture", "battery"))
+"""Quantities in percent of which a metric may be the ratio: humidity_ratio."""
+_NO_SAMPLES: Final = ("_created", "_info")
+"""Ends of the names of samples that are the time of a counter's creation, and texts in labels."""
 _NO_NUMBERS: Final = frozenset(("nan", "+inf", "-inf", "inf"))
 
 
@@ -200,7 +210,7 @@ class OpenMetricsDecoder(Decoder):
         for one in samples:
             if one is None:
                 return Rejected("bad payload", "a line is not a sample of OpenMetrics")
-            if one[3].lower() not in _NO_NUMBERS:
+            if one[3].lower() not in _NO_NUMBERS and not one[1].endswith(_NO_SAMPLES):
                 readings.append(_sample(one, units))
         if not readings:
             return Rejected("no number", "it has no sample with a number")
@@ -220,7 +230,9 @@ def _sample(line: re.Match[str], units: dict[str, str]) -> Reading:
     unit = units.get(metric)
     texts = {} if labels is None else dict(_PAIR.findall(labels))
     unit = next((value for key, value in texts.items() if key.lower() in UNITS), unit)
-    if field is None or field.quantity == VALUE:
+    if metric.endswith("_ratio") and (known := field_of(metric.removesuffix("_ratio"))) is not None:
+        field = Field(known.quantity, "ratio", known.is_plain) if known.quantity in _RATIOS else None
+    if field is None or field.quantity == VALUE or "quantile" in texts:
         last = metric.removesuffix("_total").removesuffix("_sum").rpartition("_")[2]
         field = Field(metric, _METRIC_UNITS.get(last, ""), False)
     stated = field.unit if field.unit is not None else _METRIC_UNITS.get(unit or "", unit)

@@ -11,6 +11,7 @@ Sources: zigbee2mqtt.io, "MQTT topics and messages" and "Exposes"; the expose pr
   device: mains are in V, batteries in mV. Without a definition it is mV from 1000 on, which no mains voltage is, and V
   below 500 if the message also has power, current or energy. Other voltages remain in `extra`. So do properties whose
   unit differs between devices, such as `voc` and `formaldehyd`.
+- Without a definition, a device that is set to °F (`temperature_unit`) is rejected: for some that is its display only.
 - Before version 2, `illuminance` was a raw value, and `illuminance_lux` the one in lx: if both are there, or if the
   definition has no unit for it, `illuminance` is not read as light.
 - With `output: attribute` each property has a topic of its own, with the value as text.
@@ -35,7 +36,7 @@ from godwit.pipeline.decoders.results import (
     Rejected,
     RejectedError,
 )
-from godwit.pipeline.quantities import QUANTITIES, field_of, measure
+from godwit.pipeline.quantities import QUANTITIES, field_of, is_limit, measure
 
 MAX_DEVICES_BYTES: Final = 8 * 1024 * 1024
 """Of `bridge/devices`, which is longer than other payloads: some kilobytes for each device."""
@@ -95,6 +96,11 @@ _STATES: Final = frozenset(
 """Properties with numbers that need no definition to be known as no measurements."""
 _LEAST_MILLIVOLTS: Final = 1000
 _MOST_VOLTS: Final = 500
+_LEAST_HECTOPASCALS: Final = 300
+_MOST_HECTOPASCALS: Final = 1200
+"""Other pressures are not those of the air in hPa: some devices report kPa."""
+_UNIT_SETTINGS: Final = ("temperature_unit", "temperature_unit_convert", "temperature_scale")
+"""Properties with the unit that a device is set to: on some devices of the display, on others of `temperature`."""
 
 
 class Zigbee2MqttDecoder(Decoder):
@@ -171,6 +177,11 @@ def _state(state: dict[str, Any], device: str, exposes: Any) -> Decoded | Reject
     readings: list[Reading] = []
     extra: dict[str, Any] = {}
     is_meter = "voltage" in state or not _METER_PROPERTIES.isdisjoint(state)
+    if exposes is None and "temperature" in state and any(_is_fahrenheit(state.get(name)) for name in _UNIT_SETTINGS):
+        return Rejected(
+            "ambiguous",
+            f"the device is set to °F: of its display, or of `temperature`; {BASE}/bridge/devices would tell it",
+        )
     for name, value in state.items():
         if isinstance(exposes, dict) and name in exposes:
             reading = _exposed(name, value, exposes[name])
@@ -191,6 +202,10 @@ def _state(state: dict[str, Any], device: str, exposes: Any) -> Decoded | Reject
     return Decoded(readings, time_us, device, extra_of(extra))
 
 
+def _is_fahrenheit(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower() in ("fahrenheit", "f", "°f")
+
+
 def _exposed(name: str, value: Any, expose: Any) -> Reading | None:
     """Return the reading of a property with a definition."""
     if expose is None or value is None:
@@ -199,7 +214,7 @@ def _exposed(name: str, value: Any, expose: Any) -> Reading | None:
     quantity = _QUANTITIES.get(kind)
     if quantity is None:
         field = field_of(kind)
-        quantity = field.quantity if field is not None else name
+        quantity = field.quantity if field is not None else "" if is_limit(kind) else name
     if not quantity:
         return None
     number = field_number(value, name)
@@ -224,7 +239,9 @@ def _documented(name: str, value: Any, state: dict[str, Any], is_meter: bool) ->
     if field is None:
         return None
     number = field_number(value, name)
-    return None if number is None else measure(field.quantity, number, field.unit, name, unit_source=FROM_DECODER)
+    if number is None or (name == "pressure" and not _LEAST_HECTOPASCALS <= number <= _MOST_HECTOPASCALS):
+        return None
+    return measure(field.quantity, number, field.unit, name, unit_source=FROM_DECODER)
 
 
 def _voltage(value: float | None, state: dict[str, Any]) -> DeviceField | None:

@@ -1,0 +1,155 @@
+"""What other fields of a message tell about its readings: another unit, an error, a statistic.
+
+A reading whose unit is not stated is in the default unit of its quantity only if nothing in the message contradicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from godwit.pipeline.decoders.content import MAX_LEVELS
+from godwit.pipeline.decoders.results import DEFAULT, PAYLOAD, Reading, RejectedError
+from godwit.pipeline.quantities import QUANTITIES, field_of, words_of
+from godwit.pipeline.units import MAX_UNIT, scale_of
+
+MAX_TWIN_GAP: Final = 0.6
+"""Kelvin between a temperature and the same one in another unit, both rounded."""
+OTHER_SCALES: Final = frozenset(
+    ("f", "°f", "fahrenheit", "degf", "deg f", "k", "kelvin", "imperial", "us_customary", "us")
+)
+"""Texts in any field that tell that a temperature is not in °C."""
+_SCALE_FLAGS: Final = {"fahrenheit": True, "kelvin": True, "imperial": True, "celsius": False, "metric": False}
+"""Words of fields that are true or false, with the value that tells that a temperature is not in °C."""
+_FAILED: Final = frozenset(("error", "fault", "failed", "failure", "invalid", "bad"))
+"""States of a sensor whose values are not to be used."""
+_NO_ERRORS: Final = frozenset(
+    ("", "0", "no", "none", "null", "ok", "false", "no error", "no_error", "noerror", "n/a", "-")
+)
+"""Texts of a field such as `error` that state no error."""
+_STATISTICS: Final = frozenset(
+    ("min", "max", "minimum", "maximum", "avg", "average", "mean", "median", "sum", "std", "stddev", "variance",
+     "forecast", "prediction", "predicted", "target", "setpoint", "limit", "threshold")
+)  # fmt: skip
+"""Texts of a field such as `aggregation` that state that values are not measurements."""
+_IMPERIAL: Final = frozenset(("°f", "fahrenheit", "inhg", "mph", "in", "in/h", "inches"))
+"""Units, in lower case, beside which a temperature without a unit may be in °F."""
+
+
+def check_scale_of(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a temperature was taken to be in °C, and another field states another scale."""
+    if any(one.unit_source == DEFAULT and one.unit == "°C" for one in readings):
+        raise RejectedError(
+            "ambiguous",
+            f"a temperature without a unit beside the field {key[:40]!r}, which is {text!r}: name it `unit`",
+        )
+
+
+def check_units(item: Any, readings: list[Reading], level: int) -> None:
+    """Raise RejectedError if an object at any depth states another unit than the default of a reading."""
+    if isinstance(item, list):
+        for one in item:
+            check_units(one, readings, level + 1)
+    if not isinstance(item, dict) or level > MAX_LEVELS:
+        return
+    for key, value in item.items():
+        if isinstance(value, dict | list):
+            check_units(value, readings, level + 1)
+        elif isinstance(value, str) and len(value) <= MAX_UNIT:
+            if value.lower() in OTHER_SCALES:
+                check_scale_of(str(key), value, readings)
+            elif "unit" in str(key).lower():
+                check_unit(str(key), value, readings)
+
+
+def check_unit(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a text is another unit of a quantity whose unit was taken to be the default."""
+    for one in readings:
+        known = QUANTITIES.get(one.quantity)
+        if one.unit_source == DEFAULT and known is not None and known.kind:
+            scale = scale_of(text, known.kind)
+            if scale is not None and scale.kind == known.kind and scale != scale_of(known.unit, known.kind):
+                raise RejectedError(
+                    "ambiguous", f"{one.name or one.quantity} has no unit, and the field {key!r} is {text!r}"
+                )
+
+
+_VALID: Final = frozenset(
+    ("valid", "is_valid", "isvalid", "data_valid", "sensor_valid", "reading_valid", "ok", "is_ok", "success")
+)
+_STATES: Final = frozenset(("status", "quality", "sensor_status", "data_quality"))
+_ERRORS: Final = frozenset(
+    ("error", "err", "fault", "failure", "error_code", "errorcode", "err_code", "fault_code", "sensor_error",
+     "sensor_fault", "sensor_failure")
+)  # fmt: skip
+_UNREAL: Final = frozenset(("stale", "is_stale", "simulated", "is_simulated", "test", "is_test"))
+_AGGREGATIONS: Final = frozenset(
+    ("aggregation", "aggregate", "agg", "stat", "statistic", "statistics", "function", "type", "kind", "reading_type",
+     "value_type")
+)  # fmt: skip
+_FLAG_NAMES: Final = _VALID | _STATES | _ERRORS | _UNREAL | _AGGREGATIONS
+
+
+def is_flag(key: str) -> bool:
+    """Return whether a field may tell that values are in another unit or no measurements: isFahrenheit, valid."""
+    return key.lower() in _FLAG_NAMES or not _SCALE_FLAGS.keys().isdisjoint(words_of(key))
+
+
+def check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[Reading]) -> None:
+    """Raise RejectedError if a flag tells that values are not in the default unit, or no measurements to be used."""
+    for key in flags:
+        value, name = item[key], key.lower()
+        text = value.strip().lower() if isinstance(value, str) else None
+        if type(value) is bool and any(_SCALE_FLAGS.get(word) is value for word in words_of(key)):
+            check_scale_of(key, str(value).lower(), readings)
+        if name in _AGGREGATIONS:
+            if text is not None and readings and is_statistic(key, text):
+                raise RejectedError("no quantity", f"by the field {key[:40]!r}, which is {text!r}, no measurement")
+            is_bad = False
+        elif name in _ERRORS:
+            is_bad = text not in _NO_ERRORS if text is not None else isinstance(value, int | float) and value != 0
+        else:
+            is_bad = (value is False and name in _VALID) or (value is True and name in _UNREAL) or text in _FAILED
+        if is_bad:
+            raise RejectedError("error value", f"the field {key[:40]!r} is {str(value)[:40].lower()!r}")
+
+
+def is_statistic(key: str, text: str) -> bool:
+    """Return whether a field states that the values beside it are statistics or settings: {"aggregation": "max"}."""
+    return key.lower() in _AGGREGATIONS and text.strip().lower() in _STATISTICS
+
+
+def is_imperial(key: str) -> bool:
+    """Return whether a temperature beside this field may be in °F, by the unit in the field's name."""
+    found = field_of(key)
+    unit = None if found is None else found.unit
+    return (unit is not None and unit.lower() in _IMPERIAL) or key.lower().endswith(("mph", "inhg"))
+
+
+def check_system(readings: list[Reading]) -> None:
+    """Raise RejectedError for a temperature without a unit beside a unit of the imperial system.
+
+    A temperature in °F of the same value confirms it.
+    """
+    stated = [one.value for one in readings if one.quantity == "temperature" and one.unit_source == PAYLOAD]
+    for one in readings:
+        is_confirmed = any(abs(value - one.value) < MAX_TWIN_GAP for value in stated)
+        if one.unit_source == DEFAULT and one.unit == "°C" and not is_confirmed:
+            raise RejectedError(
+                "ambiguous",
+                f"{one.name or one.quantity} has no unit, and another field is in a unit of the imperial system: "
+                f"{teaching(one.name or one.quantity)}",
+            )
+
+
+def check_scale(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a text in another field tells that a temperature is not in °C."""
+    if text.strip().lower() in OTHER_SCALES:
+        check_scale_of(key, text, readings)
+
+
+def teaching(key: str, topic: str = "...") -> str:
+    return (
+        f'name the quantity with [[pipeline.decoder]] filter = "{topic[:100]}", decoder = "json", '
+        f'fields = {{ "{key[:40]}" = "temperature" }}'
+    )

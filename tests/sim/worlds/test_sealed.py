@@ -28,6 +28,13 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert WORLDS["sealed"] is run_sealed
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_worlds_run_sealed(world: str) -> None:
+    plain, sealed = run_seed(world, 1), run_seed(world, 1, sealed=True)
+    assert sealed.violation is None
+    assert (plain.digest == sealed.digest) is (world in ("sealed", "attacker")), "sealed in any case"
+
+
 @pytest.mark.soak
 def test_many_seeds() -> None:
     for seed in range(12, 500):

@@ -123,6 +123,7 @@ check: $(STAMP) ## Lint, formatting, types, layering, names, language
 
 soak: $(STAMP) $(CORE) ## The long versions: hundreds of seeds, all scenarios, slow tests
 	@$(BIN)/godwit sim run --seeds 500
+	$(BIN)/godwit sim run --seeds 100 --sealed
 	$(BIN)/godwit sim scenarios
 	$(BIN)/python $(PYTEST) -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 

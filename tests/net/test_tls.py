@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from godwit.errors import ConfigurationError
+from godwit.errors import ConfigurationError, DecodeError
 from godwit.limits import MAX_CRYPTO_BYTES
 from godwit.net.tls import (
     AES_128_GCM,
@@ -36,7 +37,8 @@ from godwit.net.tls import (
     self_signed,
     stored_identity,
 )
-from godwit.transport.sealing import EXPORTER_LABEL, TlsError, TlsSession
+from godwit.transport.sealing import EXPORTER_LABEL, CryptoStream, TlsError, TlsSession
+from godwit.wire.packet import CryptoFrame
 
 
 def shake_hands(client: TlsSession, server: TlsSession) -> list[int]:
@@ -319,6 +321,39 @@ def test_other_certificates_are_refused(tmp_path: Path, case: str) -> None:
     }[case]()
     with pytest.raises(TlsError, match="not accepted"):
         check_authority(identity.certificates, "broker.example", authority.path)
+
+
+@pytest.mark.parametrize("case", ["endless", "strangers", "4096-bit RSA"])
+def test_absurd_chains_are_refused_in_bounded_time(tmp_path: Path, case: str) -> None:
+    """Sixty certificates that all could have signed each other; sixty that have nothing to do with it."""
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    name = x509.DNSName("broker.example")
+    if case == "endless":
+        leaf = other.issue(name).certificates
+        chain = leaf + x509.load_pem_x509_certificates(other.path.read_bytes()) * 60
+    elif case == "strangers":
+        chain = other.issue(name).certificates + [new_identity().certificates[0]] * 60
+    else:
+        key = rsa.generate_private_key(65537, 4096)
+        chain = [self_signed(key)] * 60
+    began = time.process_time()
+    with pytest.raises(TlsError, match="not accepted"):
+        check_authority(chain, "broker.example", authority.path)
+    assert time.process_time() - began < 5.0, "the library limits the number of signatures that it checks"
+
+
+def test_a_chain_that_is_too_long_for_the_handshake_gives_no_connection() -> None:
+    """A broker whose flight is larger than 64 KiB: the client gives up, and does not hold more."""
+    identity = new_identity()
+    long = Identity(identity.key, identity.certificates * 200)
+    client, server, _ = pair(long)
+    flight = server.receive(client.start())
+    assert len(flight) > MAX_CRYPTO_BYTES
+    stream = CryptoStream(0.01)
+    for at in range(0, 65_000, 1000):
+        stream.handle_frame(CryptoFrame(at, 0, flight[at : at + 1000]), 0.0)
+    with pytest.raises(DecodeError, match="more than 65536 bytes"):
+        stream.handle_frame(CryptoFrame(65_000, 0, flight[65_000:66_000]), 0.0)
 
 
 def test_a_file_without_authorities_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from godwit_tools import sim as cli
 runner = CliRunner()
 
 
-def outcome(world: str, seed: int, trace: Trace | None = None) -> Outcome:
+def outcome(world: str, seed: int, trace: Trace | None = None, *, sealed: bool = False) -> Outcome:
     if trace is not None:
         trace.note(0.0, "an event")
     return Outcome(world, seed, "delivery: [twice]" if seed == 7 else None, "d1635", "1 client")
@@ -28,7 +28,7 @@ def outcome(world: str, seed: int, trace: Trace | None = None) -> Outcome:
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace seeds by instant ones in this process; number 7 fails."""
     monkeypatch.setattr(cli, "run_seed", outcome)
-    monkeypatch.setattr(cli, "_in_parallel", lambda work, processes: (outcome(*item) for item in work))
+    monkeypatch.setattr(cli, "_in_parallel", lambda work, processes, sealed: (outcome(*item) for item in work))
 
 
 @pytest.mark.usefixtures("fake")

@@ -48,10 +48,35 @@ def test_records_travel_both_ways_on_a_sealed_connection() -> None:
 
 
 def test_the_handshake_takes_four_round_trips() -> None:
+    """The application of the server learns of the connection with the first packet that opens."""
     world = SealedWorld(delay_s=0.02)
     began = world.now
-    world.connect()
+    client = world.client.endpoint.connect(SERVER, world.now)
+    client.send(0, b"first")
+    world.run_until(lambda: client.state is ConnectionState.OPEN)
     assert world.now - began == pytest.approx(4 * 2 * 0.02)
+    assert not world.server.all(Connected)
+    world.run_until(lambda: bool(world.server.bodies()))
+    assert world.now - began < 5 * 2 * 0.02
+    assert [type(event).__name__ for event in world.server.events[:2]] == ["Connected", "Received"]
+
+
+def test_a_changed_connect_is_not_shown_to_the_application_of_the_server() -> None:
+    """TLS succeeds, but the keys differ: the server must not act on parameters that nothing has proven."""
+    world = SealedWorld()
+
+    def fate(flying: Flying) -> list[float]:
+        if not is_sealed(flying.data) and flying.has(wire.ConnectFrame):
+            data = rewritten(flying, lambda frame: with_parameters(frame, application=b"admin"))
+            world.launch(flying.source, flying.target, data, 0.01)
+            return []
+        return [0.01]
+
+    world.fate = fate
+    world.client.endpoint.connect(SERVER, world.now, application=b"guest")
+    world.run(100.0)
+    assert world.server.events == []
+    assert not world.server.endpoint.connections
 
 
 @pytest.mark.parametrize(("is_client_sealed", "is_server_sealed"), [(False, True), (False, False)])
@@ -306,8 +331,7 @@ def test_tls_takes_turns_with_open_connections() -> None:
     world = SealedWorld(server=EndpointConfig(accepts=True))
     for _ in range(40):
         world.client.endpoint.connect(SERVER, world.now)
-    world.run_until(lambda: len(world.client.all(Connected)) == 40)
-    assert len(world.server.all(Connected)) == 40
+    world.run_until(lambda: len(world.client.all(Connected)) == len(world.server.all(Connected)) == 40)
 
 
 def test_garbage_in_crypto_frames_ends_one_handshake_only() -> None:

@@ -73,6 +73,14 @@ def frames_of(datagram: bytes) -> list[f.Frame]:
         return []
 
 
+def _first_frame(datagram: bytes) -> list[f.Frame]:
+    """Return the first frame of a packet with other bytes after it, because a server decodes no more of a connect."""
+    try:
+        return [f.decode_first_frame(_content(datagram)[2])]
+    except DecodeError:
+        return []
+
+
 def _content(datagram: bytes) -> tuple[int, int, bytes]:
     """Return connection id, number and frames of a packet. If it is sealed, by the stand-in, the key is not checked."""
     sealed = sealed_content(datagram)
@@ -107,7 +115,7 @@ def challenges(datagram: bytes) -> list[bytes]:
 def answers(datagram: bytes) -> list[bytes]:
     """Return the challenges that this datagram returns."""
     found = []
-    for frame in frames_of(datagram):
+    for frame in frames_of(datagram) or _first_frame(datagram):
         if isinstance(frame, f.ConnectFrame):
             found.append(frame.cookie)
         elif isinstance(frame, f.PathResponseFrame):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 from godwit.errors import DecodeError
 from godwit.transport.events import Address, Role
 from godwit.transport.protection import SEALED_OVERHEAD_BYTES, TAG_BYTES, Suite, is_sealed
-from godwit.transport.sealing import TlsError, TlsSession
+from godwit.transport.sealing import Sealer, TlsError, TlsSession
 from godwit.wire.packet import HEADER
 
 CLIENT_HELLO_BYTES: Final = 1462
@@ -152,6 +154,24 @@ class StandInSealer:
     def plain_problem(self, address: Address) -> str:
         """Return why plain clients are refused, or an empty string."""
         return self._plain
+
+
+_is_world_sealed: ContextVar[bool] = ContextVar("_is_world_sealed", default=False)
+
+
+@contextmanager
+def sealed_world() -> Iterator[None]:
+    """Have all worlds that are made inside seal their connections, with the stand-ins."""
+    token = _is_world_sealed.set(True)
+    try:
+        yield
+    finally:
+        _is_world_sealed.reset(token)
+
+
+def sealer_of_world(entropy: Callable[[int], bytes]) -> Sealer | None:
+    """Return the sealer of an endpoint that is made now: None, for plain connections, outside of `sealed_world`."""
+    return StandInSealer(entropy, plain="connections must be sealed") if _is_world_sealed.get() else None
 
 
 def sealed_content(packet: bytes) -> tuple[int, int, bytes] | None:

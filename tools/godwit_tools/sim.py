@@ -38,6 +38,9 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
     first: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     world: Annotated[str | None, typer.Option(help=f"One of: {', '.join(WORLDS)}. Default: all.")] = None,
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="Seal all connections. TLS and the cipher are stand-ins.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print every event; needs a single seed and world.")
     ] = False,
@@ -57,7 +60,9 @@ def run(
     violations = 0
     try:
         outcomes = (
-            _in_process(work, verbose) if len(work) == 1 else _in_parallel(work, processes or os.cpu_count() or 1)
+            _in_process(work, verbose, sealed)
+            if len(work) == 1
+            else _in_parallel(work, processes or os.cpu_count() or 1, sealed)
         )
         with _progress() as progress:
             bar = progress.add_task("seeds", total=len(work))
@@ -66,7 +71,7 @@ def run(
                 if outcome.violation is not None:
                     violations += 1
                     progress.stop()  # or the bar would be printed over
-                    typer.echo(_report(outcome))
+                    typer.echo(_report(outcome, sealed))
                     progress.start()
                 if verbose:
                     typer.echo(f"{outcome.summary}, trace {outcome.digest}")
@@ -87,16 +92,14 @@ def _progress() -> Progress:
     return Progress(console=console, transient=True, redirect_stdout=False, disable=not sys.stderr.isatty())
 
 
-def _report(outcome: Outcome) -> str:
-    return (
-        f"seed {outcome.seed} of {outcome.world}: {outcome.violation}\n"
-        f"  replay it: godwit sim run --world {outcome.world} --seeds 1 --first {outcome.seed}"
-    )
+def _report(outcome: Outcome, sealed: bool) -> str:
+    command = f"godwit sim run --world {outcome.world} --seeds 1 --first {outcome.seed}{' --sealed' if sealed else ''}"
+    return f"seed {outcome.seed} of {outcome.world}: {outcome.violation}\n  replay it: {command}"
 
 
-def _in_process(work: Sequence[tuple[str, int]], verbose: bool) -> Iterator[Outcome]:
+def _in_process(work: Sequence[tuple[str, int]], verbose: bool, sealed: bool) -> Iterator[Outcome]:
     for world, seed in work:
-        yield run_seed(world, seed, Trace(typer.echo) if verbose else None)
+        yield run_seed(world, seed, Trace(typer.echo) if verbose else None, sealed=sealed)
 
 
 def _default_interrupt() -> None:
@@ -104,7 +107,7 @@ def _default_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _in_parallel(work: Sequence[tuple[str, int]], processes: int) -> Iterator[Outcome]:
+def _in_parallel(work: Sequence[tuple[str, int]], processes: int, sealed: bool) -> Iterator[Outcome]:
     """Yield all outcomes as they complete, from a pool of processes that always ends with this function."""
     pool = ProcessPoolExecutor(min(processes, len(work)), initializer=_default_interrupt)
     left = iter(work)
@@ -112,7 +115,9 @@ def _in_parallel(work: Sequence[tuple[str, int]], processes: int) -> Iterator[Ou
     try:
         while True:
             # Submit only a few seeds in advance, so that an interrupt has to end only the running ones.
-            running.update(pool.submit(run_seed, *item) for item in islice(left, 4 * processes - len(running)))
+            running.update(
+                pool.submit(run_seed, *item, sealed=sealed) for item in islice(left, 4 * processes - len(running))
+            )
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)

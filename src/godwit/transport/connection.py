@@ -72,7 +72,8 @@ class Connection:
 
     __slots__ = (
         "_awake", "_budget", "_closing", "_components", "_ended", "_events", "_fast_receiver",
-        "_fast_sender", "_idle_timer", "_migration", "_receiver", "_timers", "_transmitter", "_unadmitted", "id",
+        "_fast_sender", "_idle_timer", "_migration", "_receiver", "_timers", "_transmitter", "_unadmitted",
+        "_unannounced", "id",
         "idle_until", "is_awake", "peer_address", "role", "scheduled_at", "state",
     )  # fmt: skip
 
@@ -117,6 +118,9 @@ class Connection:
         self._timers: ConnectionTimers
         self._fast_receiver: FastReceiver | None = None
         self._fast_sender: FastSender | None = None
+        self._unannounced: bytes | None = None
+        """Of a sealed connection of a server until its first packet opens: the application's bytes of the connect. Only
+        then it is certain that nothing in the connect was changed on the way."""
 
     def wake(self) -> None:
         """Have the endpoint ask for trains and timers again."""
@@ -176,7 +180,10 @@ class Connection:
             self._fast_sender = FastSender(self._components, self._transmitter, policy)
         if self.role == "client":
             self._components.control_frames.ping()  # the server learns immediately that its accept arrived
-        self._events.append(Connected(self, peer.application))
+        if protection is not None and self.role == "server":
+            self._unannounced = peer.application
+        else:
+            self._events.append(Connected(self, peer.application))
         self.wake()
         if excess:
             self.close(now, Code.LIMIT, excess)
@@ -281,7 +288,8 @@ class Connection:
         self._ended = code, reason
         self._components.release()
         self._budget.update(self, 0, now)
-        self._events.append(Closed(self, code, reason, origin))
+        if self._unannounced is None:
+            self._events.append(Closed(self, code, reason, origin))
         self.wake()
 
     def _require_usable(self) -> None:

@@ -7,7 +7,7 @@ affected by this module.
 from __future__ import annotations
 
 from godwit.transport.connection import Connection
-from godwit.transport.events import Address, ConnectionState, Train
+from godwit.transport.events import Address, Connected, ConnectionState, Train
 from godwit.transport.protection import EXTRA_BYTES, PacketProtection, is_sealed
 from godwit.wire.control_base import Code
 from godwit.wire.packet import CHECKSUM, HEADER, encode_packet
@@ -34,6 +34,7 @@ class SealedConnection(Connection):
         else:
             opened, stop = protection.open_run(data, at, segment_bytes, self._components.acknowledger.largest + 1, now)
             if opened:
+                self._announce()
                 Connection.handle_packets(self, opened, 0, segment_bytes - EXTRA_BYTES, address, now)
         return stop
 
@@ -50,16 +51,25 @@ class SealedConnection(Connection):
             return
         opened = protection.open(packet, self._components.acknowledger.largest + 1, now)
         if opened is not None:
+            if self._unannounced is not None:
+                self._announce()
             Connection.handle_lone_packet(self, opened, address, now)
 
     def _handle_lone_elsewhere(self, protection: PacketProtection, packet: bytes, address: Address, now: float) -> None:
         """Handle a packet from another address, or on a connection that is closing, if it opens."""
         opened = protection.open(packet, self._components.acknowledger.largest + 1, now)
         if opened is not None:
+            self._announce()
             _, connection_id, number = HEADER.unpack_from(opened)
             # The modules behind this check the checksum of such packets, which are rare.
             plain = encode_packet(connection_id, number, opened[HEADER.size : -CHECKSUM.size])
             self._receive_elsewhere(plain, address, now)
+
+    def _announce(self) -> None:
+        """Tell the application of a server about the connection, when the first packet has opened."""
+        if self._unannounced is not None and self.state is ConnectionState.OPEN:
+            self._events.append(Connected(self, self._unannounced))
+            self._unannounced = None
 
     def next_train(self, now: float) -> Train | None:
         """Return the next train to send, or None."""

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.transport.sealed import RealSealer
 
-from godwit.net.tls import BrokerSealer, new_client_session, new_identity, ordered_suites
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, Role
-from godwit.transport.sealing import TlsSession
 from godwit_sim.network import Trace
 from godwit_sim.sealing import CLEAR, ClearAead
 from godwit_sim.worlds import WORLDS, run_seed
@@ -30,29 +28,17 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert WORLDS["sealed"] is run_sealed
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_worlds_run_sealed(world: str) -> None:
+    plain, sealed = run_seed(world, 1), run_seed(world, 1, sealed=True)
+    assert sealed.violation is None
+    assert (plain.digest == sealed.digest) is (world in ("sealed", "attacker")), "sealed in any case"
+
+
 @pytest.mark.soak
 def test_many_seeds() -> None:
     for seed in range(12, 500):
         assert run_seed("sealed", seed).violation is None, f"seed {seed}"
-
-
-IDENTITY = new_identity()
-
-
-class RealSealer:
-    """TLS by OpenSSL, and the ciphers of cryptography."""
-
-    def __init__(self) -> None:
-        self._broker = BrokerSealer(IDENTITY)
-
-    def suites(self) -> Any:
-        return ordered_suites()
-
-    def new_session(self, role: Role, address: Address) -> TlsSession | None:
-        return self._broker.new_session() if role == "server" else new_client_session(lambda chain: None)
-
-    def plain_problem(self, address: Address) -> str:
-        return "sealed only"
 
 
 class RealEndpoint(SealedEndpoint):

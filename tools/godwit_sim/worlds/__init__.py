@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from godwit_sim.network import Trace
+from godwit_sim.sealing import sealed_world
+from godwit_sim.worlds.attacker import run_attacker
 from godwit_sim.worlds.bridge import run_bridge
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
@@ -35,6 +38,7 @@ World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
 WORLDS: Mapping[str, World] = {
     "transport": run_transport,
     "sealed": run_sealed,
+    "attacker": run_attacker,
     "broker": run_broker,
     "durable": run_durable,
     "jobs": run_jobs,
@@ -44,8 +48,9 @@ WORLDS: Mapping[str, World] = {
 }
 
 
-def run_seed(world: str, seed: int, trace: Trace | None = None) -> Outcome:
-    """Run one seed of one world."""
+def run_seed(world: str, seed: int, trace: Trace | None = None, *, sealed: bool = False) -> Outcome:
+    """Run one seed of one world. `sealed`: all of its connections are."""
     trace = trace or Trace()
-    violation, summary = WORLDS[world](seed, trace)
+    with sealed_world() if sealed else nullcontext():
+        violation, summary = WORLDS[world](seed, trace)
     return Outcome(world, seed, violation, trace.hexdigest(), summary)

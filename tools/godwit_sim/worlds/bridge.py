@@ -36,6 +36,7 @@ from godwit.wire.retention_floors import lost_below
 from godwit_sim.checkers import ViolationError
 from godwit_sim.disk import DiedError, Disk
 from godwit_sim.network import Host, LivelockError, Network, Trace
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker_harness import EPOCH_US, NodeAdapter
 from godwit_sim.worlds.durable import DIED, PATH, CrashableAdapter
 
@@ -146,11 +147,13 @@ class BridgeWorld:
         label = f"{self.seed} edge {self._openings}"
         sender = self._sender = RelaySender(FILTERS, PREFIX, store.log_id, store.epochs)
         sender.end = store.next_offset
+        entropy = Random(f"{label} entropy").randbytes
         client = ClientProtocol(
             ClientConfig(name=LINK, session_expiry_s=0),
-            entropy=Random(f"{label} entropy").randbytes,
+            entropy=entropy,
             random=Random(f"{label} random"),
             relay=sender,
+            sealer=sealer_of_world(entropy),
         )
         client.connect([self.hub.address], self.edge.clock(self.network.now))
         self._node = EdgeNode(self, client, sender, store)
@@ -185,7 +188,8 @@ class BridgeWorld:
         settings = Settings(max_message_bytes=MAX_MESSAGE_BYTES)
         entropy = Random(f"{self.seed} hub {self._openings}").randbytes
         now = self.hub.clock(self.network.now)
-        server = Server(settings, DirectLog(store), entropy=entropy, now=now, epoch_us=self.now_us)
+        sealer = sealer_of_world(entropy)
+        server = Server(settings, DirectLog(store), entropy=entropy, now=now, epoch_us=self.now_us, sealer=sealer)
         config = endpoint_config(settings, receive_buffer_bytes=212_992)
         listener = server.listen(replace(config, reset_key=b"reset key of the hub in this world"))
         self.server = server

@@ -31,6 +31,7 @@ from godwit.transport.events import Address, Event
 from godwit_sim.broker_connections import ConnectionRecord
 from godwit_sim.checkers import MemoryWatcher, TimerWatcher, ViolationError
 from godwit_sim.network import Host, LivelockError, Network, Trace
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker_clients import ClientApp
 from godwit_sim.worlds.broker_harness import (
     EPOCH_US,
@@ -152,7 +153,8 @@ class BrokerWorld:
         self._connection_bytes = _most_bytes(config)
         entropy = Random(f"{self.plan.seed} entropy {label}").randbytes
         now = self.hosts[0].clock(self.network.now)
-        made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
+        sealer = sealer_of_world(entropy)
+        made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us, sealer=sealer)
         for _ in self.hosts:
             observe_events(made, config, self._observe_events)
         return made

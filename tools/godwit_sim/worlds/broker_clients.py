@@ -32,6 +32,7 @@ from godwit_sim.broker_restarts import SubscriptionKey
 from godwit_sim.broker_streams import Start, Stream
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker_harness import Checkers, NodeAdapter, describe
 from godwit_sim.worlds.broker_plan import ClientPlan, PublicationPlan, SubscriptionPlan
 
@@ -418,7 +419,10 @@ class ClientApp:
         self.is_closing = self._blocked = self.is_online = False
         entropy = Random(f"{checkers.seed} entropy {self.label}").randbytes
         client = ClientProtocol(
-            self._config(fresh), entropy=entropy, random=Random(f"{checkers.seed} random {self.label}")
+            self._config(fresh),
+            entropy=entropy,
+            random=Random(f"{checkers.seed} random {self.label}"),
+            sealer=sealer_of_world(entropy),
         )
         self.client = client
         self._register(client)

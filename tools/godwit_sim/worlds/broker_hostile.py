@@ -21,6 +21,7 @@ from godwit.wire import control
 from godwit.wire.batch import Batch, Route, encode_batch
 from godwit.wire.control import encode_in_band
 from godwit_sim.network import Host
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker_harness import Checkers
 from godwit_sim.worlds.broker_plan import BrokerPlan, HostileKind
 
@@ -75,9 +76,11 @@ class Hostile:
     def _start(self) -> None:
         if self._gone:
             return
+        entropy = Random(f"{self._checkers.seed} hostile {self.disconnections}").randbytes
         endpoint = Endpoint(
             EndpointConfig(max_channels=64, connection_window_bytes=2**16, channel_window_bytes=2**16),
-            entropy=Random(f"{self._checkers.seed} hostile {self.disconnections}").randbytes,
+            entropy=entropy,
+            sealer=sealer_of_world(entropy),
         )
         if self._host.alive:
             self._checkers.network.kill(self._host)

@@ -25,6 +25,7 @@ from godwit.wire.control_base import Code
 from godwit_sim.broker_log_model import Publication
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Trace
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker import observe
 from godwit_sim.worlds.broker_harness import NodeAdapter
 from godwit_sim.worlds.mqtt import DELAYS_S, MqttClient, MqttClientPlan, MqttPlan, MqttWorld, draw_mqtt_plan
@@ -135,10 +136,12 @@ class NativeMember:
         world = self.world
         self._runs += 1
         label = f"{world.plan.seed} {self.name}.{self._runs}"
+        entropy = Random(f"{label} entropy").randbytes
         self.client = client = ClientProtocol(
             ClientConfig(name=self.name),
-            entropy=Random(f"{label} entropy").randbytes,
+            entropy=entropy,
             random=Random(f"{label} random"),
+            sealer=sealer_of_world(entropy),
         )
         world.checkers.connections.honest.add(client.instance)
         now = self.host.clock(world.network.now)

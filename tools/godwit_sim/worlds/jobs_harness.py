@@ -27,6 +27,7 @@ from godwit_sim.jobs_log_model import JobLogModel, JobRecords
 from godwit_sim.jobs_notifications import NotificationChecker
 from godwit_sim.jobs_workers import WorkerModel
 from godwit_sim.network import Host
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.broker_harness import EPOCH_US, Checkers, NodeAdapter
 from godwit_sim.worlds.durable import TrimmedLog, WatchedDurableStore
 from godwit_sim.worlds.jobs_plan import ActorPlan, JobPlan, JobsPlan
@@ -188,7 +189,12 @@ class Actor:
         self._waiting.clear()
         entropy = Random(f"{checkers.seed} entropy {self.label}").randbytes
         config = ClientConfig(name=self.actor.name, endpoint=self.actor.endpoint)
-        self._client = ClientProtocol(config, entropy=entropy, random=Random(f"{checkers.seed} random {self.label}"))
+        self._client = ClientProtocol(
+            config,
+            entropy=entropy,
+            random=Random(f"{checkers.seed} random {self.label}"),
+            sealer=sealer_of_world(entropy),
+        )
         checkers.note(f"life {self.label} as {self.name}")
         self._client.connect([self._server], self.host.clock(network.now))
         network.start(self.host, NodeAdapter(self._client), self._on_events)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -45,6 +45,7 @@ from godwit_sim.checkers import (
     ViolationError,
 )
 from godwit_sim.network import Host, LivelockError, Network, Trace
+from godwit_sim.sealing import sealer_of_world
 from godwit_sim.worlds.transport_plan import (
     CONTROL,
     ClientPlan,
@@ -68,10 +69,15 @@ class Checkers:
     delivery: DeliveryChecker = field(default_factory=DeliveryChecker)
     confirms: ConfirmChecker = field(default_factory=ConfirmChecker)
     lifecycle: LifecycleChecker = field(default_factory=LifecycleChecker)
+    note_content: Callable[[bytes], None] | None = None
+    """Called with the body of each record."""
 
     def content(self, label: str, direction: str, count: int, size_bytes: int) -> bytes:
         """Return the unique body of a record, so that a wrong one is noticed."""
-        return Random(f"{self.seed} {label} {direction} {count}").randbytes(size_bytes)
+        body = Random(f"{self.seed} {label} {direction} {count}").randbytes(size_bytes)
+        if self.note_content is not None:
+            self.note_content(body)
+        return body
 
 
 class End:
@@ -349,7 +355,7 @@ class TransportWorld:
 
     def _new_node(self, host: Host) -> Endpoint:
         entropy = Random(f"{self.plan.seed} entropy {host.name} {host.lives}").randbytes
-        return self._endpoint(self._config(host), entropy=entropy)
+        return self._endpoint(self._config(host), entropy=entropy, sealer=sealer_of_world(entropy))
 
     def _has_work(self, host: Host) -> bool:
         return bool(self._node(host).connections) or any(
@@ -603,7 +609,11 @@ def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) 
     """Run one seed; return the violation, if any, and a summary."""
     plan = draw_plan(seed)
     trace.comment(0.0, f"plan {plan}")
-    world = TransportWorld(plan, trace, endpoint)
+    return judge(TransportWorld(plan, trace, endpoint), trace)
+
+
+def judge(world: TransportWorld, trace: Trace) -> tuple[str | None, str]:
+    """Run a world; return the violation, if any, and a summary."""
     violation: str | None = None
     try:
         world.run()
@@ -617,7 +627,7 @@ def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) 
         trace.note(world.network.now, f"VIOLATION {violation}")
     delivery = world.checkers.delivery
     summary = (
-        f"{len(plan.clients)} clients, {delivery.received_records} records, {delivery.received_bytes} bytes, "
+        f"{len(world.clients)} clients, {delivery.received_records} records, {delivery.received_bytes} bytes, "
         f"{world.network.now:.0f} s, {trace.notes} notes"
     )
     return violation, summary

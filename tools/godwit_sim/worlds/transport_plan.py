@@ -6,6 +6,7 @@ everything at once. Sizes and times are kept small enough for a few tenths of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
@@ -104,11 +105,11 @@ class TransportPlan:
         return max(self.server.idle_timeout_s, *(client.config.idle_timeout_s for client in self.clients))
 
 
-def draw_plan(seed: int) -> TransportPlan:
-    """Draw the plan of this seed."""
+def draw_plan(seed: int, known: Sequence[str] = TROUBLES) -> TransportPlan:
+    """Draw the plan of this seed, with troubles from `known`."""
     rng = Random(f"transport plan {seed}")
     likely = rng.choice((0.0, 0.15, 0.3, 0.6))
-    troubles = tuple(name for name in TROUBLES if rng.random() < likely)
+    troubles = tuple(name for name in known if rng.random() < likely)
     faults_end_s = rng.uniform(1.0, 20.0)
     arq: Arq = rng.choice(("selective-repeat", "selective-repeat", "go-back-n", "stop-and-wait"))
     count = rng.choice((1, 1, 2, 3, 4, 6))

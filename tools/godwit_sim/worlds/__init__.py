@@ -9,6 +9,7 @@ from typing import TypeAlias
 from godwit_sim.network import Trace
 from godwit_sim.worlds.bridge import run_bridge
 from godwit_sim.worlds.broker import run_broker
+from godwit_sim.worlds.cluster import run_cluster
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.groups import run_groups
 from godwit_sim.worlds.jobs import run_jobs
@@ -41,6 +42,7 @@ WORLDS: Mapping[str, World] = {
     "mqtt": run_mqtt,
     "groups": run_groups,
     "bridge": run_bridge,
+    "cluster": run_cluster,
 }
 
 

@@ -37,7 +37,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (f"capture install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec uvloop"),
+    "cluster": ("errors limits wire store", "crc32c msgspec"),  # the replicated log: knows no broker and no engine
+    "net": (f"capture cluster install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
@@ -54,7 +55,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "__main__": ("cli", ""),
     "pyspark_godwit": ("spark", "pyarrow"),  # found by PySpark through its name
     # Development tools, outside what users install: no layer above may import them.
-    "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
+    "godwit_sim": (f"{MACHINES} cluster impairment", "apsw msgspec"),  # drives the machines without net
     "godwit_bench": (
         f"{MACHINES} impairment net archive spark pipeline console godwit_sim",
         "aiohttp apsw crc32c greenstalk msgspec nats numpy paho pyarrow pyspark rich uvloop zenoh",
@@ -69,8 +70,8 @@ VALUES_IN_CORE = frozenset(("godwit.wire.control.Will",))
 
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
 SANS_IO = [
-    "errors", "limits", "wire", "transport", "broker", "native", "mqtt", "store", "server", "client", "impairment",
-    "capture", "godwit_sim",
+    "errors", "limits", "wire", "transport", "broker", "native", "mqtt", "store", "server", "client", "cluster",
+    "impairment", "capture", "godwit_sim",
 ]  # fmt: skip
 IMPURE: dict[str, str] = {
     "time": "a clock",

@@ -9,6 +9,13 @@ INSERT INTO meta VALUES (?, ?, ?);
 -- name: select_meta
 SELECT key, value, seal FROM meta WHERE key <> 'end_offset';
 
+-- name: replace_meta
+REPLACE INTO meta VALUES (?, ?, ?);
+
+-- name: select_place
+-- How far a replica has followed its cluster (godwit.store.replica).
+SELECT key, value, seal FROM meta WHERE key = 'place';
+
 -- name: delete_meta
 DELETE FROM meta;
 
@@ -116,3 +123,6 @@ SELECT kind, key, value, checksum FROM state ORDER BY kind, key;
 
 -- name: select_state_of_kind
 SELECT kind, key, value, checksum FROM state WHERE kind = ? ORDER BY key;
+
+-- name: select_has_state
+SELECT EXISTS (SELECT 1 FROM state);

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Self
 
 import apsw
 import msgspec
@@ -86,6 +86,9 @@ MAX_DAMAGED_WALS: Final = 100
 class SqliteStore:
     """A durable log (see godwit.store.port). It must be used by one thread at a time. Errors are StorageError."""
 
+    is_replica: ClassVar = False
+    """Whether missing commits are fetched from elsewhere (godwit.store.replica), so that an older file is intact."""
+
     def __init__(
         self, path: Path, connection: apsw.Connection, witness: Witness, files: Sequence[Path], epoch_id: bytes
     ) -> None:
@@ -118,7 +121,7 @@ class SqliteStore:
         connection.set_wal_hook(self._on_commit)
 
     @classmethod
-    def open(cls, path: str | Path, *, new_log_id: bytes, now_us: int, vfs: str | None = None) -> SqliteStore:
+    def open(cls, path: str | Path, *, new_log_id: bytes, now_us: int, vfs: str | None = None) -> Self:
         """Open or create a log, upgrade it to the current version, check and repair it.
 
         Args:
@@ -139,7 +142,7 @@ class SqliteStore:
             refuse_missing(path)
             _create(path)
         with translate_errors(path, "opened"):
-            opening = _Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs)
+            opening = _Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs, is_replica=cls.is_replica)
             try:
                 opening.run()
                 files = () if vfs else (path, Path(f"{path}-wal"))
@@ -368,7 +371,8 @@ class _Opening:
     connection: apsw.Connection
     witness: Witness
 
-    def __init__(self, path: Path, *, new_log_id: bytes, now_us: int, vfs: str | None) -> None:
+    def __init__(self, path: Path, *, new_log_id: bytes, now_us: int, vfs: str | None, is_replica: bool) -> None:
+        self._is_replica = is_replica
         self.findings: list[str] = []
         """Problems, as sentences for the operator."""
         self._path = path
@@ -394,7 +398,8 @@ class _Opening:
             if self._version >= WITNESSED_VERSION:
                 self.findings.append(self._without_witness())
         elif record.is_of(log_id):
-            self._compare(record)
+            if not self._is_replica:
+                self._compare(record)
         elif record.confirmed:
             self.findings.append(
                 f"{self._path} is not the log that was last used in this folder, which had messages up to offset "

@@ -174,6 +174,11 @@ class Witness:
             self._file.xSync(apsw.SQLITE_SYNC_NORMAL)
         self._has_begun = True
 
+    def adopt(self, log_id: bytes) -> None:
+        """Attest for a log from now on that has taken over another id, and has no messages."""
+        self._log_id = log_id
+        self._confirmed = self._received_us = 0
+
     def reserve(self, end: int) -> None:
         """Record that the commit which begins now ends before this offset.
 

@@ -12,6 +12,7 @@ from godwit_sim.sealing import sealed_world
 from godwit_sim.worlds.attacker import run_attacker
 from godwit_sim.worlds.bridge import run_bridge
 from godwit_sim.worlds.broker import run_broker
+from godwit_sim.worlds.cluster import run_cluster
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.groups import run_groups
 from godwit_sim.worlds.jobs import run_jobs
@@ -45,6 +46,7 @@ WORLDS: Mapping[str, World] = {
     "mqtt": run_mqtt,
     "groups": run_groups,
     "bridge": run_bridge,
+    "cluster": run_cluster,
 }
 
 

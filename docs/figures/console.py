@@ -53,7 +53,7 @@ async def work(world: World, name: str) -> None:
     @worker.handles("resize")
     async def resize(task: godwit.Task) -> bytes:
         for step in range(10):
-            await task.progress(step / 10, f"row {step * 100} of 1000")
+            task.progress(step / 10, f"row {step * 100} of 1000")
             await asyncio.sleep(0.8)
         return b"done"
 

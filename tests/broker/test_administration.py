@@ -319,6 +319,17 @@ def test_a_client_is_removed_and_told_why() -> None:
     assert world.told("kicked") == ["admin removed bob: maintenance"]
 
 
+def test_a_client_is_disconnected_and_keeps_its_session() -> None:
+    world = World()
+    admin, bob = world.client("admin"), world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news")
+    admin.expect(c.Kick(request=50, client="bob", reason="new address", keep=True), c.Done)
+    assert bob.closed == (Code.SHUTDOWN, "admin disconnected this client: new address")
+    assert world.told("kicked") == ["admin disconnected bob: new address"]
+    assert admin.refusal(c.Kick(request=51, client="bob", keep=True)) is Code.NO_SUCH_CLIENT
+    assert world.peer().login("bob").resumed
+
+
 def test_who_waits_for_the_name_of_a_removed_client_gets_a_session_of_its_own() -> None:
     world = World()
     admin, holder = world.client("admin"), world.client("bob", session_expiry_s=1000)

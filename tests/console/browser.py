@@ -38,7 +38,7 @@ HOSTILE = [
 """Names that are allowed as levels of topics and as names of clients."""
 
 expect.set_options(timeout=PATIENCE_MS)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: apt install chromium)")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing (Debian: apt install chromium)")
 
 
 class World:

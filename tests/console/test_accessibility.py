@@ -37,7 +37,7 @@ def axe_script(folder: str) -> str | None:
 def test_no_serious_problem(tmp_path: Path) -> None:
     script = axe_script(str(tmp_path))
     if script is None:
-        pytest.skip("axe-core cannot be had: npm is missing, or its registry is out of reach")
+        pytest.skip("axe-core is missing: npm is not installed, or its registry is out of reach")
 
     async def scenario() -> None:
         async with console_world(tmp_path / "data") as world, client_of(world, "sensor-1") as client:

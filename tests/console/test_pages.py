@@ -97,31 +97,34 @@ def test_hostile_names_and_payloads_are_texts(tmp_path: Path) -> None:
     ]
 
     async def scenario() -> None:
-        async with console_world(tmp_path / "data") as world, client_of(world, HOSTILE[0]) as client:
-            async with client.subscribe(f"x/{HOSTILE[1]}"):
-                page = await world.open("/#/topics?filter=%23")
-                await expect(page.get_by_text("Waiting for messages")).to_be_visible()
-                await until(lambda: _subscribers(client, "#"))
-                for number, payload in enumerate(payloads):
-                    await client.publish(f"x/{HOSTILE[number % len(HOSTILE)]}", payload, retain=True)
-                tail = page.get_by_role("list", name="Messages")
-                await expect(tail.get_by_role("button")).to_have_count(len(payloads))
-                for text in HOSTILE:
-                    seen = text.replace("\u202e", "202E").replace("\u202c", "202C")
-                    await expect(tail).to_contain_text(f"x/{seen}")
-                await expect(tail).to_contain_text("001B[31mred")
-                await expect(tail).to_contain_text("ff fe 20 69")
-                await page.get_by_label("Search topics").fill("script")
-                await expect(page.get_by_role("grid", name="Topics")).to_contain_text("x/<script>alert(1)</script>")
-                await tail.get_by_role("button").filter(has_text='{"big"').click()
-                dialog = page.get_by_role("dialog")
-                await dialog.get_by_role("button", name="JSON").click()
-                await expect(dialog).to_contain_text("The beginning is shown.")
-                await page.keyboard.press("Escape")
-                await go(page, "Clients")
-                await page.get_by_role("row").filter(has_text=HOSTILE[0]).click()
-                await expect(page.get_by_role("dialog")).to_contain_text(f"x/{HOSTILE[1]}")
-                assert await page.locator("script:not([src]), img[onerror], b:has-text('x')").count() == 0
+        async with (
+            console_world(tmp_path / "data") as world,
+            client_of(world, HOSTILE[0]) as client,
+            client.subscribe(f"x/{HOSTILE[1]}"),
+        ):
+            page = await world.open("/#/topics?filter=%23")
+            await expect(page.get_by_text("Waiting for messages")).to_be_visible()
+            await until(lambda: _subscribers(client, "#"))
+            for number, payload in enumerate(payloads):
+                await client.publish(f"x/{HOSTILE[number % len(HOSTILE)]}", payload, retain=True)
+            tail = page.get_by_role("list", name="Messages")
+            await expect(tail.get_by_role("button")).to_have_count(len(payloads))
+            for text in HOSTILE:
+                seen = text.replace("\u202e", "202E").replace("\u202c", "202C")
+                await expect(tail).to_contain_text(f"x/{seen}")
+            await expect(tail).to_contain_text("001B[31mred")
+            await expect(tail).to_contain_text("ff fe 20 69")
+            await page.get_by_label("Search topics").fill("script")
+            await expect(page.get_by_role("grid", name="Topics")).to_contain_text("x/<script>alert(1)</script>")
+            await tail.get_by_role("button").filter(has_text='{"big"').click()
+            dialog = page.get_by_role("dialog")
+            await dialog.get_by_role("button", name="JSON").click()
+            await expect(dialog).to_contain_text("The beginning is shown.")
+            await page.keyboard.press("Escape")
+            await go(page, "Clients")
+            await page.get_by_role("row").filter(has_text=HOSTILE[0]).click()
+            await expect(page.get_by_role("dialog")).to_contain_text(f"x/{HOSTILE[1]}")
+            assert await page.locator("script:not([src]), img[onerror], b:has-text('x')").count() == 0
 
     run(scenario)
 
@@ -132,37 +135,52 @@ async def _subscribers(client: godwit.AsyncClient, filter: str) -> bool:
 
 def test_a_client_is_kicked(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with console_world(tmp_path / "data") as world, client_of(world, "victim") as client:
-            async with client.subscribe("home/#", "alerts/#"), client.subscribe("other"):
-                page = await world.open("/#/clients")
-                await page.get_by_label("Search clients").fill("victim")
-                await page.get_by_role("row").filter(has_text="victim").click()
-                dialog = page.get_by_role("dialog", name="victim")
-                await expect(dialog).to_contain_text("selective-repeat")
-                await expect(dialog.get_by_role("row")).to_have_count(3)
-                await dialog.get_by_role("row").filter(has_text="other").get_by_role("button", name="Remove").click()
-                confirm = page.get_by_role("dialog", name="Remove this subscription?")
-                await confirm.get_by_role("button", name="Remove subscription").click()
-                await expect(page.get_by_role("dialog")).to_have_count(0)
+        async with (
+            console_world(tmp_path / "data") as world,
+            client_of(world, "victim") as client,
+            client.subscribe("home/#", "alerts/#"),
+            client.subscribe("other"),
+        ):
+            page = await world.open("/#/clients")
+            await page.get_by_label("Search clients").fill("victim")
+            await page.get_by_role("row").filter(has_text="victim").click()
+            dialog = page.get_by_role("dialog", name="victim")
+            await expect(dialog).to_contain_text("selective-repeat")
+            await expect(dialog.get_by_role("row")).to_have_count(3)
+            await dialog.get_by_role("row").filter(has_text="other").get_by_role("button", name="Remove").click()
+            confirm = page.get_by_role("dialog", name="Remove this subscription?")
+            await confirm.get_by_role("button", name="Remove subscription").click()
+            await expect(page.get_by_role("dialog")).to_have_count(0)
 
-                async def is_removed() -> bool:
-                    async with client_of(world) as other:
-                        found = await other.clients()
-                    return [["alerts/#", "home/#"]] in [one.subscriptions for one in found]
+            async def is_removed() -> bool:
+                async with client_of(world) as other:
+                    found = await other.clients()
+                return [["alerts/#", "home/#"]] in [one.subscriptions for one in found]
 
-                await until(is_removed)
-                await page.get_by_role("row").filter(has_text="victim").click()
-                await page.get_by_role("button", name="Kick client").click()
-                confirm = page.get_by_role("dialog", name="Kick this client?")
-                await confirm.get_by_role("button", name="Keep").click()
-                assert client.state == "online"
-                await page.get_by_role("button", name="Kick client").click()
-                await confirm.get_by_label("Reason").fill("a test")
-                await confirm.get_by_role("button", name="Kick client").click()
-                await until(lambda: client.state == "closed")
-                with pytest.raises(KickedError, match="a test"):
-                    client.require_open()
-                await expect(page.get_by_text("No client matches.")).to_be_visible()
+            await until(is_removed)
+            since_us = next(one.since_us for one in await client.clients() if one.name == "victim")
+            await page.get_by_role("row").filter(has_text="victim").click()
+            await page.get_by_role("button", name="Disconnect").click()
+            confirm = page.get_by_role("dialog", name="Disconnect this client?")
+            await confirm.get_by_role("button", name="Disconnect client").click()
+
+            async def is_back() -> bool:
+                found = [one for one in await client.clients() if one.name == "victim"]
+                return found[0].since_us > since_us and len(found[0].subscriptions) == 1
+
+            await until(is_back)
+            await page.get_by_role("row").filter(has_text="victim").click()
+            await page.get_by_role("button", name="Kick client").click()
+            confirm = page.get_by_role("dialog", name="Kick this client?")
+            await confirm.get_by_role("button", name="Keep").click()
+            assert client.state == "online"
+            await page.get_by_role("button", name="Kick client").click()
+            await confirm.get_by_label("Reason").fill("a test")
+            await confirm.get_by_role("button", name="Kick client").click()
+            await until(lambda: client.state == "closed")
+            with pytest.raises(KickedError, match="a test"):
+                client.require_open()
+            await expect(page.get_by_text("No client matches.")).to_be_visible()
 
     run(scenario)
 
@@ -175,13 +193,13 @@ def test_a_job_is_submitted_and_watched(tmp_path: Path) -> None:
 
             @worker.handles("resize")
             async def resize(task: godwit.Task) -> bytes:
-                await task.progress(0.5, "half of it")
+                task.progress(0.5, "half of it")
                 await may_end.wait()
                 return b"done"
 
             @worker.handles("break")
             async def break_it(task: godwit.Task) -> bytes:
-                raise godwit.TaskFailed("<b>it broke</b>", retry=False)
+                raise godwit.TaskFailed("<b>it broke</b>", final=True)
 
             running = asyncio.create_task(worker.run())
             page = await world.open("/#/jobs")

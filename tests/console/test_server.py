@@ -195,7 +195,7 @@ def test_bad_requests_get_a_text() -> None:
                     ("publish", {"topic": "a", "payload": "{", "form": "json"}, "This is not JSON"),
                     ("tail", {"filters": [], "tail": 1}, "Give a topic filter"),
                     ("client", {"name": "nothing"}, "does not exist"),
-                    ("kick", {"name": "nothing"}, "there is no client 'nothing'"),
+                    ("kick", {"name": "nothing"}, "no client 'nothing'"),
                     ("job", {"job": 99}, "99"),
                     ("payload", {"message": 1}, "no longer in memory"),
                     ("pipeline", {"part": "status"}, "--lake"),

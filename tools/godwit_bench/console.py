@@ -1,8 +1,8 @@
 """`godwit bench console`: the same broker with an open web console and scraped metrics, and alone.
 
-The broker forwards messages of 100 bytes from one publisher to one subscriber, each of the three in a process. Beside it
-run the console, and a window that shows its overview and reads the metrics once a second: a program in the place of a
-browser, which usually runs on another machine. Rounds are interleaved; the ratio is computed per round.
+The broker forwards messages of 100 bytes from one publisher to one subscriber, each of the three in a process. Beside
+it run the console, and a window that shows its overview and reads the metrics once a second: a program in the place of
+a browser, which usually runs on another machine. Rounds are interleaved; the ratio is computed per round.
 """
 
 from __future__ import annotations

@@ -358,8 +358,10 @@ class Administration:
         text = f"{session.name} captures packets for up to {request.seconds} s"
         self._effects.append(Notice("capture", text, session.fields(filter=request.filter)))
 
-    def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
-        """Remove a client and its session, or (with filters) one of its subscriptions."""
+    def kick(
+        self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int, keep: bool = False
+    ) -> None:
+        """Remove a client and its session, or (with filters) one of its subscriptions, or (`keep`) its connection."""
         access = self._catalogue.settings.access
         if not access.may(session.principal, session.is_proved, "kick", ""):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
@@ -374,6 +376,13 @@ class Administration:
             self._effects.append(Notice("kicked", text, {**fields, "filters": list(filters)}))
             return
         peer = target.peer
+        if keep:
+            if peer is None:
+                raise RequestFailure(Code.NO_SUCH_CLIENT, f"{name!r} is not connected")
+            peer.close(Code.SHUTDOWN, f"{session.name} disconnected this client{why}")
+            self._admission.on_gone(peer, now_us, was_expected=False, reason=f"disconnected by {session.name}{why}")
+            self._effects.append(Notice("kicked", f"{session.name} disconnected {target.name}{why}", fields))
+            return
         target.expiry_s = 0  # a client that waits for the name begins a new session
         self._jobs.handle_leave(target, now_us)
         if peer is not None:

@@ -46,7 +46,7 @@ COUNTERS: Final = {
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The state at one time. Rates are per second, since the sample before; None if there is none of this broker."""
+    """The state at one time. Rates are per second, since the sample before; None without one of the same run."""
 
     at: float
     messages_in: float | None = None

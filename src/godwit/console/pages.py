@@ -219,11 +219,17 @@ class KickQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
     filters: list[str] = []
     reason: str = ""
+    keep: bool = False
+    """Only close its connection."""
 
 
 async def kick(browser: BrowserConnection, query: KickQuery) -> Any:
     await browser.link.client.kick(
-        query.name, *query.filters, reason=query.reason or "removed in the console", timeout_s=REQUEST_TIMEOUT_S
+        query.name,
+        *query.filters,
+        reason=query.reason or "in the console",
+        keep_session=query.keep,
+        timeout_s=REQUEST_TIMEOUT_S,
     )
     browser.forget("clients")
     return {}

@@ -87,6 +87,7 @@ class ConsoleServer:
         self._logins = 0
         self._anonymous = BrokerLink(broker)
         self._opened_at = 0.0
+        self._closing: set[asyncio.Task[None]] = set()
         self._windows: dict[web.WebSocketResponse, str] = {}
         """Open websockets, and the cookies of their browsers."""
         self._files = _load_files()
@@ -135,6 +136,7 @@ class ConsoleServer:
             await self._runner.cleanup()
         for link in {self._anonymous, *self._sessions.links()}:
             await link.close()
+        await asyncio.gather(*self._closing)
 
     # -- protection ---------------------------------------------------------------------------------------------------
 
@@ -237,6 +239,7 @@ class ConsoleServer:
         link = self._sessions.find(cookie, now)
         if link is not None and link.is_over:
             self._sessions.remove_link(link)
+            self._retire(link)
             link = None
         if link is not None:
             return link
@@ -244,8 +247,15 @@ class ConsoleServer:
             former, self._anonymous = self._anonymous, BrokerLink(self._broker)
             self._anonymous.refusal = former.refusal  # until the broker has answered
             self._opened_at = now
+            self._retire(former)
             self._anonymous.open_in_background()
         return self._anonymous
+
+    def _retire(self, link: BrokerLink) -> None:
+        """Close a link that has ended."""
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _login(self, request: web.Request) -> web.Response:
         cookie = self._require_token(request)

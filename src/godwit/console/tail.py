@@ -8,6 +8,7 @@ log again. A replay from a time in the past is complete, and as slow as the brow
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import time
 from collections import deque
@@ -41,12 +42,10 @@ def payload_form(payload: bytes, max_bytes: int) -> dict[str, Any]:
     part = payload[:max_bytes]
     found: dict[str, Any] = {"bytes": len(payload)}
     try:
-        found["text"] = part.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if len(payload) > max_bytes and error.start >= max_bytes - 3:  # cut within a character
-            found["text"] = part[: error.start].decode("utf-8")
-        else:
-            found["hex"] = part.hex(" ")
+        # The part may end within a character.
+        found["text"] = codecs.getincrementaldecoder("utf-8")().decode(part, final=len(payload) <= max_bytes)
+    except UnicodeDecodeError:
+        found["hex"] = part.hex(" ")
     if len(payload) > max_bytes:
         found["cut"] = True
     return found

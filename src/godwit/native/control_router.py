@@ -103,7 +103,7 @@ class ControlRouter:
             control.Create: lambda peer, session, message, now_us: administration.create(session, message.topic),
             control.DeleteTopic: lambda peer, session, message, now_us: administration.delete(session, message.topic),
             control.Kick: lambda peer, session, message, now_us: administration.kick(
-                session, message.client, message.filters, message.reason, now_us
+                session, message.client, message.filters, message.reason, now_us, keep=message.keep
             ),
             control.Capture: self._capture,
             control.DeleteGroup: lambda peer, session, message, now_us: administration.delete_group(

@@ -420,9 +420,18 @@ class BlockingClient:
         """Return the workers with their kinds of work, capacity and tasks."""
         return self._thread.call(self._client.workers(timeout_s=timeout_s))
 
-    def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
+    def kick(
+        self,
+        client: str,
+        *filters: str,
+        reason: str = "",
+        keep_session: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
         """Remove another client, or one of its subscriptions. See AsyncClient.kick."""
-        self._thread.call(self._client.kick(client, *filters, reason=reason, timeout_s=timeout_s))
+        self._thread.call(
+            self._client.kick(client, *filters, reason=reason, keep_session=keep_session, timeout_s=timeout_s)
+        )
 
     def ping(self, *, timeout_s: float | None = None) -> float:
         """Send a request to the broker, and return the seconds until its reply."""

@@ -667,13 +667,21 @@ class AsyncClient:
         """
         return await self._answered(list_workers(self._runtime), timeout_s)
 
-    async def kick(self, client: str, *filters: str, reason: str = "", timeout_s: float | None = None) -> None:
+    async def kick(
+        self,
+        client: str,
+        *filters: str,
+        reason: str = "",
+        keep_session: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
         """Remove another client, or one of its subscriptions.
 
         Args:
             client: The name of the client.
             filters: Remove only the subscription to exactly these filters.
             reason: Sent to that client.
+            keep_session: Only close its connection. Its session remains, and it reconnects by itself.
             timeout_s: How long to wait for the broker; None waits for ever.
 
         Raises:
@@ -687,7 +695,10 @@ class AsyncClient:
         for pattern in filters:
             check_filter(pattern)
         request = self._request(
-            lambda n: Kick(request=n, client=client, filters=list(filters) or None, reason=reason), Done
+            lambda n: Kick(
+                request=n, client=client, filters=list(filters) or None, reason=reason, keep=bool(keep_session)
+            ),
+            Done,
         )
         await self._answered(request, timeout_s)
 

@@ -382,6 +382,8 @@ class Kick(BaseControlMessage, frozen=True, kw_only=True, tag="kick"):
     client: Name
     filters: Filters | None = None
     reason: Text = ""
+    keep: bool = False
+    """Without filters: only close its connection. Its session remains, and it may reconnect."""
 
 
 class ListGroups(BaseControlMessage, frozen=True, kw_only=True, tag="groups"):

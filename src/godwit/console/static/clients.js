@@ -42,6 +42,16 @@ export function clientsPage(view, api, query) {
   });
   const timer = setInterval(() => api.isOpen && document.visibilityState === "visible" && grid.refresh(), 3000);
 
+  const disconnect = (name) => {
+    const reason = h("input", { maxlength: "200", placeholder: "optional" });
+    confirm("Disconnect this client?", [h("b", {}, shown(name)), " loses its connection, keeps its session, and reconnects by itself if it is a program that does."],
+      "Disconnect client", async () => {
+        await api.request("kick", { name, keep: true, reason: reason.value });
+        toast(`${name} was disconnected.`);
+        document.querySelector("dialog.client")?.close();
+        grid.refresh();
+      }, field("Reason, shown to the client", reason));
+  };
   const kick = (name, filters) => {
     const reason = h("input", { maxlength: "200", placeholder: "optional" });
     const what = filters ? "Remove this subscription?" : "Kick this client?";
@@ -83,7 +93,8 @@ export function clientsPage(view, api, query) {
         cursor.idle ? "up to date" : count(cursor.lag || 0),
         h("button", { type: "button", onclick: () => kick(name, cursor.filters) }, "Remove"),
       ]), "It has no subscriptions with a position."),
-      h("div", { cls: "actions" }, h("button", { type: "button", cls: "danger", onclick: () => kick(name) }, "Kick client"))));
+      h("div", { cls: "actions" }, one.address && h("button", { type: "button", onclick: () => disconnect(name) }, "Disconnect"),
+        h("button", { type: "button", cls: "danger", onclick: () => kick(name) }, "Kick client"))));
     element.classList.add("client");
   };
 

@@ -200,8 +200,9 @@ class _Evidence:
 
     def add(self, now: float) -> bool:
         """Return whether the evidence suffices."""
-        if not self._samples:
+        if not self._samples or now - self._last > EVIDENCE_S:
             self._since = now
+            self._samples = 0
         elif now - self._last < EVIDENCE_PAUSE_S:
             return False
         self._last = now
@@ -267,6 +268,7 @@ class ClusterNode:
         self._now = now
         self._read_at: float | None = None
         """When the read under way was sent."""
+        self._read_position = 0
         self._sent_at = now
         self._resend_at: float | None = None
         self._resend_pause_s = RESEND_MIN_S
@@ -283,7 +285,7 @@ class ClusterNode:
         self._active_at = now
         """When there was the last sign of an active broker."""
         self._jitter_s = self._draw_jitter()
-        self._less, self._hole = _Evidence(), _Evidence()
+        self._less, self._hole, self._namesake = _Evidence(), _Evidence(), _Evidence()
         if place.position:
             self._history[place.position] = (place.epoch, place.number, place.link)
         else:
@@ -331,6 +333,11 @@ class ClusterNode:
         """Whether `propose` may be called."""
         return self.state == "active" and not self._is_resigning
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the broker of this node must be closed; then call `handle_closed`."""
+        return self.state in ("withdrawn", "deposed", "stopped") and not self._is_closed
+
     def next_timer(self) -> float:
         """Return when `handle_timers` is needed, if nothing else happens before."""
         due = self._beat_at
@@ -341,7 +348,7 @@ class ClusterNode:
             due = min(due, self._read_at + READ_TIMEOUT_S)
         if self._resend_at is not None:
             due = min(due, self._resend_at)
-        if self._proposals:
+        elif self._proposals:
             due = min(due, self._sent_at + DOUBT_S)
         if self.state == "active":
             due = min(due, self._withdraw_at())
@@ -639,9 +646,10 @@ class ClusterNode:
 
     def _look(self, now: float) -> None:
         """Read the next position, or the last record of the file if that was not compared yet."""
-        if self._read_at is None:
-            self._read_at = now
-            self._requests.append(ReadRequest(self._fold.position + self._is_verified))
+        position = self._fold.position + self._is_verified
+        if self._read_at is None or self._read_position != position:
+            self._read_at, self._read_position = now, position
+            self._requests.append(ReadRequest(position))
 
     def _on_missing(self, report: Missing, now: float) -> None:
         self._read_at = None
@@ -803,7 +811,7 @@ class ClusterNode:
         if beat.run == self.run_id:
             return
         if beat.name == self.config.name:
-            self._on_namesake(beat)
+            self._on_namesake(beat, now)
             return
         if beat.name not in self.members and len(self.members) >= MAX_MEMBERS:
             return
@@ -821,11 +829,14 @@ class ClusterNode:
                 "has lost or changed records. Compare the nodes with `godwit cluster check`"
             )
 
-    def _on_namesake(self, beat: Heartbeat) -> None:
-        """Another process has the name of this node: the one that is not active stops, or that with the lower id."""
+    def _on_namesake(self, beat: Heartbeat, now: float) -> None:
+        """Another process has the name of this node: the one that is not active stops, or that with the lower id.
+
+        Late messages of an earlier run of this node end soon.
+        """
         if self.state == "stopped" or beat.state == "stopped":
             return
-        if self.state != "active" and (beat.state == "active" or self.run_id < beat.run):
+        if self.state != "active" and (beat.state == "active" or self.run_id < beat.run) and self._namesake.add(now):
             self._stop(
                 f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give each "
                 "node a name and a folder of its own"

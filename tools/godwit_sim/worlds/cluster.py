@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import struct
 import traceback
-import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
@@ -305,7 +305,7 @@ class Machine:
                 self.texts.append(event.text)
         if node.state != "active":
             self._close_server()
-            if node.state in ("deposed", "withdrawn"):
+            if node.is_closing:
                 node.handle_closed()
                 self.run_soon()
         elif self.server is None and node.may_propose:
@@ -363,7 +363,9 @@ class Machine:
         replica = self.replica
         if replica is not None and replica.node.may_propose and replica.is_idle:
             self._close_server()
-            replica.node.resign(self.world.rng.choice(("", *(one.name for one in self.world.machines))), replica.node._now)
+            replica.node.resign(
+                self.world.rng.choice(("", *(one.name for one in self.world.machines))), replica.node._now
+            )
             self.run_soon()
 
 
@@ -459,7 +461,9 @@ class ClusterWorld:
         for client in self.clients:
             for machine in self.machines:
                 for source, destination in ((client.host, machine.host), (machine.host, client.host)):
-                    link = ImpairedLink(LinkSettings(delay_s=0.002, loss=loss), Random(f"{seed} {source.name} {destination.name}"))
+                    link = ImpairedLink(
+                        LinkSettings(delay_s=0.002, loss=loss), Random(f"{seed} {source.name} {destination.name}")
+                    )
                     self.network.join(source, destination, link)
 
     def config(self, name: str) -> NodeConfig:
@@ -474,7 +478,7 @@ class ClusterWorld:
     def _on_stored(self, position: int, data: bytes) -> None:
         if not self.is_violated:
             self.fold.add(position, data)
-        self.network.trace.note(self.network.now, f"stored {position} {zlib.crc32(data):08x}")
+        self.network.trace.note(self.network.now, f"stored {position} of {len(data)} bytes")
 
     def check_file(self, name: str, store: ReplicaStore) -> None:
         """A file must be a prefix of the records that count."""
@@ -494,8 +498,8 @@ class ClusterWorld:
         at = 2.0
         while at < FAULTS_S:
             network.at(at, rng.choice(self.clients).publish)
-            at += rng.choice((0.01, 0.05, 0.3, 1.0))
-        for _ in range(rng.randrange(3, 14)):
+            at += rng.choice((0.001, 0.01, 0.05, 0.3))
+        for _ in range(rng.randrange(3, 24)):
             network.at(rng.uniform(1.0, FAULTS_S), self._fault, rng.choice(FAULTS))
         if self.violation is not None:
             network.at(rng.uniform(8.0, FAULTS_S), self._violate)
@@ -612,9 +616,9 @@ class ClusterWorld:
         active = [one for one in self.machines if one.state == "active" and one.server is not None]
         if len(active) != 1:
             return f"the nodes are {[one.state for one in self.machines]}"
-        places = {one.replica.store.place for one in self.machines if one.replica is not None}
-        if len(places) != 1:
-            return f"the nodes are at {places}"
+        positions = [one.replica.store.place.position for one in self.machines if one.replica is not None]
+        if len(positions) != NODES or len(set(positions)) != 1:
+            return f"the nodes are at {positions}"
         for client in self.clients:
             if client.publisher is not None and client.confirmed < len(client.sent):
                 return f"{client.name} has {client.confirmed} of {len(client.sent)} confirms"
@@ -645,11 +649,18 @@ class ClusterWorld:
         self._check_messages()
 
     def _check_messages(self) -> None:
-        order = [payload for block in self.fold.blocks for _, entry in decode_block(block[6]) for payload in payloads_of(entry)]
+        order = [
+            payload
+            for block in self.fold.blocks
+            for _, entry in decode_block(block[6])
+            for payload in payloads_of(entry)
+        ]
         for client in self.clients[:-1]:
             mine = [payload for payload in order if payload.startswith(client.name.encode() + b" ")]
             if client.qos == 2 and mine != client.sent:
-                raise ViolationError("qos 2", f"{client.name} has sent {len(client.sent)} messages, {len(mine)} are in the log")
+                raise ViolationError(
+                    "qos 2", f"{client.name} has sent {len(client.sent)} messages, {len(mine)} are in the log"
+                )
             if list(dict.fromkeys(mine)) != client.sent:
                 raise ViolationError("order", f"the messages of {client.name} are missing or out of order")
         received = list(dict.fromkeys(self.clients[-1].received))
@@ -659,9 +670,11 @@ class ClusterWorld:
     def _check_no_difference(self, stores: Sequence[ReplicaStore]) -> None:
         """Files of nodes that are not stopped must be prefixes of each other."""
         tables = sorted((dump(store)["blocks"] for store in stores), key=len)
-        for shorter, longer in zip(tables, tables[1:], strict=False):
+        for shorter, longer in pairwise(tables):
             if shorter != longer[: len(shorter)]:
-                raise ViolationError("engine", f"after {self.violation} two nodes have different files and are not stopped")
+                raise ViolationError(
+                    "engine", f"after {self.violation} two nodes have different files and are not stopped"
+                )
 
     def summary(self) -> str:
         """Return a summary in a few words."""

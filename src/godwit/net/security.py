@@ -38,6 +38,8 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _SCHEMES: Final[Mapping[str, SealMode]] = {"udp": "never", "udps": "always"}
 
 _logger = logging.getLogger(__name__)
+_trust_logger = logging.getLogger(f"{__name__}.trust")
+"""For warnings that users of the command line see, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,9 +179,15 @@ class KnownBrokers:
             text = f"the key of the broker {broker} cannot be stored in {self.path} ({error.strerror or error})"
             if not is_proved:
                 raise TlsError(f"{text}: give it with the address, as udps://{broker}#{fingerprint}") from None
-            _logger.warning("%s", text)
+            _trust_logger.warning("%s", text)
         else:
-            _logger.warning("trusting the broker %s with the new key %s, stored in %s", broker, fingerprint, self.path)
+            _trust_logger.warning(
+                "trusting the broker %s, which is new here: its key is %s, stored in %s; compare it with the line that "
+                "the broker printed when it started",
+                broker,
+                fingerprint,
+                self.path,
+            )
 
     def _find(self, broker: str) -> tuple[int, str] | None:
         try:

@@ -20,7 +20,7 @@ def reading(at: float, factor: int) -> TopReading:
         TopRow("b", "away", 0, 30 * factor, 0),
         TopRow(HOSTILE, HOSTILE, 1, 1, 9),
     ]
-    return TopReading(at, clients, [TopRow("t", "1 subscribers", 10 * factor, 10 * factor)])
+    return TopReading(at, clients, [TopRow("t", "1 subscriber", 10 * factor, 10 * factor)])
 
 
 def shown(found: TopReading, *, key: str = "in", is_topics: bool = False, height: int = 50) -> str:
@@ -52,6 +52,11 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     assert "[bold]x[/bold]" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_one_of_a_kind_is_not_a_plural() -> None:
+    one = TopReading(1.0, [TopRow("a", "192.0.2.7:1", 0, 0)], [TopRow("t", "1 subscriber", 0, 0)], "1 worker")
+    assert "1 client   1 topic   0 messages/s   1 worker" in shown(one)
 
 
 def test_rows_beyond_the_screen_are_counted() -> None:

@@ -333,7 +333,7 @@ async def _flush(client: AsyncClient) -> None:
     ("call", "text"),
     [
         (lambda client: client.publish("a", b"x", timeout_s=0.05), "the message for 'a' was not confirmed within 0.05"),
-        (_flush, "1 messages for 'a' were not confirmed within 0.05 s: they are still in the client's buffer"),
+        (_flush, "1 message for 'a' not confirmed within 0.05 s: still in the client's buffer"),
         (lambda client: client.submit("a", b"x", timeout_s=0.05), "has not stored the job .*with the same key"),
         (lambda client: client.submit_many([("a", b"x")], timeout_s=0.05), "has not stored the job"),
         (lambda client: client.job(1, timeout_s=0.05), "did not answer"),

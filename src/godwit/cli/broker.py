@@ -32,9 +32,9 @@ def register(root: typer.Typer) -> None:
     """Add `godwit broker`, `godwit config` and `godwit passwd`."""
     root.command("broker", epilog="Example: godwit broker --listen 127.0.0.1:50000 --listen '[::1]:50000'")(broker)
     root.add_typer(config_app, name="config")
-    root.command(
-        "passwd", epilog="Example: godwit passwd s1 --config broker.toml --allow publish --topic 'home/#'"
-    )(passwd)
+    root.command("passwd", epilog="Example: godwit passwd s1 --config broker.toml --allow publish --topic 'home/#'")(
+        passwd
+    )
 
 
 def broker(

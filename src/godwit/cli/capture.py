@@ -38,9 +38,7 @@ dissector_app = typer.Typer(no_args_is_help=True)
 
 def register(root: typer.Typer) -> None:
     """Add `godwit capture`, `godwit flow` and `godwit dissector`."""
-    root.command("capture", epilog="Example: godwit capture -o a.pcapng --seconds 10 --filter client=sensor-1")(
-        capture
-    )
+    root.command("capture", epilog="Example: godwit capture -o a.pcapng --seconds 10 --filter client=sensor-1")(capture)
     root.command("flow", epilog="Example: godwit flow capture.pcapng -o flow.svg --address 192.0.2.7:40001")(flow)
     root.add_typer(dissector_app, name="dissector")
 

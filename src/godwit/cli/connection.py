@@ -122,9 +122,7 @@ TimeoutOption = Annotated[
 ]
 EndlessTimeoutOption = Annotated[
     float | None,
-    typer.Option(
-        "--timeout", parser=parse_timeout, metavar=TIMEOUT_METAVAR, help=TIMEOUT_HELP, show_default="never"
-    ),
+    typer.Option("--timeout", parser=parse_timeout, metavar=TIMEOUT_METAVAR, help=TIMEOUT_HELP, show_default="never"),
 ]
 
 

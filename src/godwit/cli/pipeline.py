@@ -156,9 +156,7 @@ def status(
     show_status(lake, SourceOptions(archive or [], broker, [], token_file, certificate_file), as_json=as_json)
 
 
-@app.command(
-    "query", epilog="Example: godwit pipeline query 'SELECT count(*) FROM silver_readings'"
-)
+@app.command("query", epilog="Example: godwit pipeline query 'SELECT count(*) FROM silver_readings'")
 def query(
     sql: Annotated[
         str,

@@ -25,7 +25,7 @@ from godwit.cli.connection import (
     connected,
     run,
 )
-from godwit.cli.text import safe
+from godwit.cli.text import count, safe
 from godwit.errors import AccessError, UsageError
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ async def read_broker(client: AsyncClient, at: float) -> TopReading:
             if cursor.client in clients:
                 clients[cursor.client].lag = max(clients[cursor.client].lag, cursor.lag)
     topics = [
-        TopRow(one.name, f"{one.subscribers} subscribers", one.messages, one.messages * one.subscribers)
+        TopRow(one.name, count(one.subscribers, "subscriber"), one.messages, one.messages * one.subscribers)
         for one in await client.topics()
     ]
     jobs = ""
     with suppress(AccessError):
         workers = await client.workers()
-        jobs = f"{len(workers)} workers"
+        jobs = count(len(workers), "worker")
     return TopReading(at, list(clients.values()), topics, jobs)
 
 
@@ -113,9 +113,8 @@ def render(reading: TopReading, *, key: str, is_topics: bool, height: int) -> Re
     rows = sorted_rows(reading.topics if is_topics else reading.clients, key)
     online = sum(row.detail != "away" for row in reading.clients)
     received = sum(row.in_rate for row in reading.topics)
-    head = Text(
-        f"{online} clients   {len(reading.topics)} topics   {received:,.0f} messages/s   {reading.jobs}", "bold"
-    )
+    counts = f"{count(online, 'client')}   {count(len(reading.topics), 'topic')}"
+    head = Text(f"{counts}   {received:,.0f} messages/s   {reading.jobs}", "bold")
     table = Table(box=None, pad_edge=False, expand=True)
     table.add_column("topic" if is_topics else "client", no_wrap=True, overflow="ellipsis", ratio=3)
     table.add_column("subscribers" if is_topics else "address", no_wrap=True, overflow="ellipsis", ratio=2)

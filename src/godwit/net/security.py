@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from godwit.errors import AddressError, ConfigurationError, GodwitError, UsageError
 from godwit.net.address import Brokers, parse_broker, split_brokers
+from godwit.net.arguments import check_flag, check_path, check_text
 from godwit.transport.events import Address, Role
 from godwit.transport.protection import Suite
 from godwit.transport.sealing import TlsError, TlsSession
@@ -58,6 +59,7 @@ class Security:
         trust_new: Whether to trust a broker that is not in that file, and to add it.
 
     Raises:
+        UsageError: A value is of the wrong type.
         ConfigurationError: A value is invalid.
     """
 
@@ -68,6 +70,11 @@ class Security:
     trust_new: bool = True
 
     def __post_init__(self) -> None:
+        check_text("fingerprint", self.fingerprint)
+        check_flag("trust_new", self.trust_new)
+        for what, path in (("ca", self.ca), ("known_brokers", self.known_brokers)):
+            if path is not None:
+                check_path(what, path)
         if self.seal not in get_args(SealMode):
             raise ConfigurationError(f"seal is {self.seal!r}: choose one of {', '.join(get_args(SealMode))}")
         if self.fingerprint:

@@ -293,6 +293,7 @@ def _connection(target: Target) -> dict[str, Any]:
         "secret": target.secret,
         "timeout_s": target.timeout_s,
         "endpoint": target.endpoint(),
+        "security": target.security(),
     }
 
 

@@ -475,7 +475,7 @@ def parse_workers(text: str) -> Workers:
         return "all"
     if 1 <= _parse_number(text) <= MAX_TASKS_OF_JOB:
         return int(text)
-    raise UsageError(f"{text!r} workers are out of range; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
+    raise UsageError(f"--workers {text!r} is out of range; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
 
 
 def parse_job(text: str) -> int:

@@ -53,11 +53,12 @@ def test_everything_public_is_explained(found: type) -> None:
 
 def test_types_that_programs_write_down_are_exported() -> None:
     """Every class of the package in a signature of a public class is public itself."""
-    names = {*godwit.__all__, *sync.__all__, "Self", "Epoch", "AsyncSource", "Qos", "Arq", "What", "ViewState"}
+    names = {*godwit.__all__, *sync.__all__, "Self", "Epoch", "AsyncSource", "Qos", "Arq", "What", "ViewState", "Parameters"}
     for found in CLASSES:
         for name, function in api_reference.methods_of(found):
-            for parameter in inspect.signature(function).parameters.values():
-                for word in _names_in(str(parameter.annotation)):
+            signature = inspect.signature(function)
+            for annotation in (*(one.annotation for one in signature.parameters.values()), signature.return_annotation):
+                for word in _names_in(str(annotation)):
                     assert word in names, f"{found.__name__}.{name}: {word}"
 
 
@@ -107,7 +108,7 @@ def test_objects_describe_themselves() -> None:
                 assert repr(messages) == "<AsyncSubscription to 'a/#', 'b', at offset 0>"
                 publisher = client.publisher("b")
                 publisher.send(b"x" * 100)
-                assert repr(publisher) == "<AsyncPublisher to 'b', QoS 1, 1 messages unconfirmed>"
+                assert repr(publisher) == "<AsyncPublisher to 'b', QoS 1, 1 message unconfirmed>"
                 text = repr(await anext(messages))
                 shown = repr(b"x" * 60)
                 assert text == f"<Message on 'b': {shown}... (100 bytes), from 'anna', QoS 1, offset 0>"
@@ -155,7 +156,18 @@ async def await_outcome(call: Awaitable[object]) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["name", "secret", "will", "timeout_s", "session_expiry_s", "fresh", "send_buffer_bytes", "on_state", "endpoint"],
+    [
+        "name",
+        "secret",
+        "will",
+        "timeout_s",
+        "session_expiry_s",
+        "fresh",
+        "send_buffer_bytes",
+        "on_state",
+        "endpoint",
+        "security",
+    ],
 )
 @pytest.mark.parametrize("function", [godwit.connect, godwit.Worker], ids=["connect", "Worker"])
 def test_wrong_options(function: Callable[..., Any], option: str) -> None:
@@ -172,6 +184,27 @@ def test_wrong_arguments_of_workers() -> None:
         decorate = godwit.Worker().handles("k")
         outcomes(decorate, wrong)
         outcomes(godwit.Bookmark.parse, wrong)
+
+
+@pytest.mark.parametrize("option", ["seal", "fingerprint", "ca", "known_brokers", "trust_new"])
+def test_wrong_arguments_of_security(option: str) -> None:
+    for wrong in WRONG:
+        security = outcomes(godwit.Security, **{option: wrong})
+        if isinstance(security, godwit.Security):
+            outcomes(godwit.connect, "udps://localhost", security=security)
+
+
+def test_flags_are_true_or_false() -> None:
+    with pytest.raises(godwit.UsageError, match="fresh is 'no', of the type str: give True or False"):
+        godwit.connect(fresh="no")  # type: ignore[arg-type]
+    with pytest.raises(godwit.UsageError, match="trust_new is 'no', of the type str: give True or False"):
+        godwit.Security(trust_new="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["topic", "payload", "qos", "retain", "delay_s", "headers", "expires_s", "reply_to"])
+def test_wrong_arguments_of_wills(option: str) -> None:
+    for wrong in WRONG:
+        outcomes(godwit.make_will, **{"topic": "t", "payload": b"x", option: wrong})
 
 
 CALLS: dict[str, Callable[[godwit.AsyncClient, Any], Awaitable[object]]] = {
@@ -200,6 +233,12 @@ CALLS: dict[str, Callable[[godwit.AsyncClient, Any], Awaitable[object]]] = {
     "job_info": lambda client, wrong: client.job_info(wrong),
     "cancel_job": lambda client, wrong: client.cancel_job(wrong),
     "cancel_job reason": lambda client, wrong: client.cancel_job(1, wrong),
+    "request topic": lambda client, wrong: client.request(wrong, timeout_s=0.01),
+    "request payload": lambda client, wrong: client.request("t", wrong, timeout_s=0.01),
+    "request qos": lambda client, wrong: client.request("t", qos=wrong, timeout_s=0.01),
+    "request headers": lambda client, wrong: client.request("t", headers=wrong, timeout_s=0.01),
+    "request timeout_s": lambda client, wrong: client.request("t", timeout_s=wrong),
+    "request_many replies": lambda client, wrong: client.request_many("t", replies=wrong, timeout_s=0.01),
     "topics": lambda client, wrong: client.topics(wrong),
     "create_topic": lambda client, wrong: client.create_topic(wrong),
     "delete_topic": lambda client, wrong: client.delete_topic(wrong),

@@ -82,8 +82,8 @@ if TYPE_CHECKING:
     from godwit.net.worker import TaskHandler, Worker
     from godwit.transport.config import EndpointConfig
     from godwit.transport.connection_state import Statistics
-    from godwit.wire.control import ClientInfo, GroupInfo, RetainHandling, TopicInfo, Will
-    from godwit.wire.jobs import JobInfo, JobState, TaskInfo
+    from godwit.wire.control import ClientInfo, CursorInfo, GroupInfo, RetainHandling, TopicInfo, Will
+    from godwit.wire.jobs import JobInfo, JobState, TaskInfo, WorkerInfo
     from godwit.wire.relay import BridgeInfo
 
     __version__: str
@@ -110,6 +110,7 @@ __all__ = [
     "Code",
     "ConfigurationError",
     "Connecting",
+    "CursorInfo",
     "EndpointConfig",
     "FileReceiver",
     "FileTransferError",
@@ -166,6 +167,7 @@ __all__ = [
     "UsageError",
     "Will",
     "Worker",
+    "WorkerInfo",
     "__version__",
     "connect",
     "make_will",
@@ -201,8 +203,8 @@ _NAMES_BY_MODULE = {
     "net.worker": "TaskHandler Worker",
     "transport.config": "EndpointConfig",
     "transport.connection_state": "Statistics",
-    "wire.control": "ClientInfo GroupInfo RetainHandling TopicInfo Will",
-    "wire.jobs": "JobInfo JobState TaskInfo",
+    "wire.control": "ClientInfo CursorInfo GroupInfo RetainHandling TopicInfo Will",
+    "wire.jobs": "JobInfo JobState TaskInfo WorkerInfo",
     "wire.relay": "BridgeInfo",
 }
 """The modules of the public names. The other names are errors."""

@@ -246,6 +246,8 @@ SYS_INTERVAL_S: Final = 10.0
 NAME_PING_S: Final = 3.0
 """How long a client has to answer when another client claims its name."""
 LOGIN_TIMEOUT_S: Final = 10.0
+MAX_TIMEOUT_S: Final = 1e9
+"""Of a call, about 30 years; a longer time limit is None. Threads of Python cannot wait for much longer."""
 
 # -- work -------------------------------------------------------------------------------------------------------------
 MAX_KIND_BYTES: Final = 256

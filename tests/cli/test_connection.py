@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +14,20 @@ from typing import NoReturn
 
 import pytest
 import typer
-from tests.cli.real import broker, needs_posix, running, subscribed
+from tests.cli.real import GODWIT, PATIENCE_S, broker, environment, needs_posix, running, subscribed
 
 from godwit.cli import connection
-from godwit.cli.connection import Target, ask, check_qos, connected, guarded, print_notice, read_secret, run
+from godwit.cli.connection import (
+    Target,
+    ask,
+    check_qos,
+    connected,
+    guarded,
+    parse_timeout,
+    print_notice,
+    read_secret,
+    run,
+)
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, NameInUseError, UsageError
 from godwit.net import loop
 from godwit.net.client import AsyncClient, connect
@@ -26,7 +38,16 @@ def test_a_target(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b" a secret\r\n")
     assert Target.of("h", "me", secret, 3.0) == Target("h", "me", b" a secret", 3.0)
-    assert Target.of("h", None, None, 0.0).timeout_s is None
+    assert Target.of("h", None, None, parse_timeout("never")).timeout_s is None
+
+
+def test_timeouts() -> None:
+    assert [parse_timeout(value) for value in ("0.5", "10", 10.0)] == [0.5, 10.0, 10.0]
+    for text in ("0", "0.0", "-1", "nan", "inf", "1e12"):
+        with pytest.raises(UsageError, match=f"--timeout {float(text):g} is out of range; give seconds above 0"):
+            parse_timeout(text)
+    with pytest.raises(UsageError, match="--timeout 'soon' is not a number; give seconds, or never"):
+        parse_timeout("soon")
 
 
 def test_secrets(tmp_path: Path) -> None:
@@ -41,8 +62,6 @@ def test_secrets(tmp_path: Path) -> None:
         read_secret(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="a secret proves a name"):
         Target.of("h", None, path, None)
-    with pytest.raises(UsageError, match="--timeout nan is out of range"):
-        Target.of("h", None, None, float("nan"))
 
 
 @pytest.mark.parametrize("text", ["", "3", "-1", "two", "1.0", " 1"])
@@ -53,6 +72,26 @@ def test_no_qos(text: str) -> None:
 
 def test_qos() -> None:
     assert [check_qos(text) for text in "012"] == [0, 1, 2]
+
+
+def test_a_new_key_of_a_broker_is_trusted_with_a_line(tmp_path: Path) -> None:
+    with broker("--data", str(tmp_path / "data"), "--archive", "none") as address:
+        command = [*GODWIT, "pub", "a", "x", "--quiet", "--timeout", "120", "--broker", f"udps://{address}"]
+        for variables, line in (
+            ({}, rf"godwit: trusting the broker {address}, which is new here: its key is sha256:[0-9a-f]{{64}}, .*\n"),
+            ({}, ""),
+            ({"XDG_CONFIG_HOME": str(tmp_path / "logs"), "GODWIT_LOG": "warning"}, r"\S+ \S+ .*: trusting the .*\n"),
+        ):
+            result = subprocess.run(
+                command,
+                env=environment(**{"XDG_CONFIG_HOME": str(tmp_path / "config"), **variables}),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S * 2,
+                check=False,
+            )
+            assert (result.returncode, result.stdout) == (0, ""), result.stderr
+            assert re.fullmatch(line, result.stderr), result.stderr
 
 
 def test_tell_is_safe(capsys: pytest.CaptureFixture[str]) -> None:

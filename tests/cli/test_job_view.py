@@ -40,7 +40,7 @@ def test_numbers_of_workers() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "10001", "none", "", "1.5", "٣", "ALL", " 3"])
 def test_numbers_of_workers_that_cannot_be(text: str) -> None:
-    with pytest.raises(UsageError, match="workers are out of range; give a number from 1 to 10,000, or all"):
+    with pytest.raises(UsageError, match="is out of range; give a number from 1 to 10,000, or all"):
         parse_workers(text)
 
 

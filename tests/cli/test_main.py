@@ -26,6 +26,7 @@ from godwit.cli.main import (
     build_app,
     load_command,
     load_own_command,
+    plain_notes,
     run,
 )
 from godwit.errors import GodwitError
@@ -154,6 +155,33 @@ def test_every_help_is_readable_at_80_columns() -> None:
         assert not re.search(r"<\w+>|\{\w+\}|\[bold\]", text), path
         assert "Example: " in text, path
         assert not re.search(r"\w-$|<=x|x>=", text, re.MULTILINE), path
+        assert not re.search(r"default:\s+\(|default:\s+\d+\.0[;\]]", text), path
+        assert "Example: " in text.rstrip("\n").splitlines()[-1], path  # on one line, to be copied
+
+
+def test_the_descriptions_of_all_commands_begin_in_one_column() -> None:
+    text = CliRunner().invoke(build_app(), ["--help"], terminal_width=80).stdout
+    rows = [line for line in text.partition("\nMessages:\n")[2].splitlines() if re.match(r"  \w+ +[A-Z]\w+ ", line)]
+    assert len(rows) >= len(COMMANDS)
+    assert {re.match(r"  \w+ +", row).end() for row in rows} == {13}  # type: ignore[union-attr]
+
+
+def test_notes_in_help_texts_are_plain() -> None:
+    for note, plain_note in (
+        ("[default: (no limit)]", "[default: no limit]"),
+        ("[env var: A; default: (the selected one)]", "[env var: A; default: the selected one]"),
+        ("[default: 10.0]", "[default: 10]"),
+        ("[default: 20.0; 1.0<=x<=90.0]", "[default: 20; 1 to 90]"),
+        ("[default: 0.05; x>=1]", "[default: 0.05; at least 1]"),
+        ("[default: 127.0.0.1:50000]", "[default: 127.0.0.1:50000]"),
+        ("[default: local[*,4]]", "[default: local[*,4]]"),
+    ):
+        assert plain_notes(f"About 1.0 of it.  {note}") == f"About 1.0 of it.  {plain_note}"
+
+
+def test_the_help_of_a_group_has_all_of_its_text() -> None:
+    assert "GODWIT_CONTEXT" in CliRunner().invoke(build_app(), ["context", "--help"]).stdout
+    assert "[[bridge]]" in CliRunner().invoke(build_app(), ["bridge", "--help"]).stdout
 
 
 def test_every_client_command_has_the_options_of_a_connection() -> None:

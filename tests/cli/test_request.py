@@ -56,9 +56,9 @@ def test_no_responder(address: str) -> None:
         (["request", "a", "x", "--replies", "0"], "--replies 0 is out of range"),
         (["request", "a", "x", "--qos", "3"], "unknown QoS 3"),
         (["request", "a", "x", "-H", "b"], "is not NAME=VALUE"),
-        (["reply", "a", "--exec", "no-such-command-at-all"], "does not exist or is not executable"),
-        (["reply", "a", "--exec", "'"], "--exec is not a command"),
-        (["reply", "a", "--exec", ""], "does not exist"),
+        (["reply", "a", "--exec", "no-such-command-at-all"], "does not exist here; check --exec"),
+        (["reply", "a", "--exec", ""], "--exec is empty; name a command"),
+        (["reply", "a", "--exec", "'"], "has a quote that is not closed"),
         (["reply", "a", "--exec", "true", "--capacity", "0"], "--capacity 0 is out of range"),
     ],
 )

@@ -373,7 +373,7 @@ async def test_watch_and_cancel(terminal: Terminal) -> None:
         ("job", "job needs a command: submit, list, show, watch, cancel"),
         ("job fly", "unknown command job fly; choose one of: submit"),
         ("job submit", "an argument is missing: job submit KIND [PAYLOAD]"),
-        ("job submit --workers 0 resize", "'0' workers are out of range"),
+        ("job submit --workers 0 resize", "--workers '0' is out of range"),
         ("job submit --fast resize", "job submit has no option --fast"),
         ("job submit a/#", "#"),
         ("job show", "an argument is missing: job show JOB"),

@@ -333,7 +333,7 @@ async def _flush(client: AsyncClient) -> None:
     ("call", "text"),
     [
         (lambda client: client.publish("a", b"x", timeout_s=0.05), "the message for 'a' was not confirmed within 0.05"),
-        (_flush, "1 messages for 'a' were not confirmed within 0.05 s: they are still in the client's buffer"),
+        (_flush, "1 message for 'a' not confirmed within 0.05 s: still in the client's buffer"),
         (lambda client: client.submit("a", b"x", timeout_s=0.05), "has not stored the job .*with the same key"),
         (lambda client: client.submit_many([("a", b"x")], timeout_s=0.05), "has not stored the job"),
         (lambda client: client.job(1, timeout_s=0.05), "did not answer"),
@@ -392,7 +392,7 @@ def test_a_call_within_its_time_limit() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("wrong", [-1, "5", float("nan"), True, b"", [5]])
+@pytest.mark.parametrize("wrong", [-1, "5", float("nan"), float("inf"), 10**400, True, b"", [5]])
 def test_what_is_no_time_limit(wrong: Any) -> None:
     async def test() -> None:
         async with broker_and_client() as (broker, client):
@@ -401,13 +401,34 @@ def test_what_is_no_time_limit(wrong: Any) -> None:
                 client.publisher("b").flush(wrong),
                 client.ping(timeout_s=wrong),
                 client.submit("a", timeout_s=wrong),
+                client.request("a", timeout_s=wrong),
+                client.close(timeout_s=wrong),
             ):
-                with pytest.raises(UsageError, match="give seconds, 0 or more, or None to wait for ever"):
+                with pytest.raises(UsageError, match=r"give seconds \(0 does not wait\), or None to wait for ever"):
                     await call
             with pytest.raises(UsageError, match="timeout_s is"):
                 connect(broker.urls[0], timeout_s=wrong)
+            assert await client.publish("a", b"x") == 0  # it was not closed
 
     run(test)
+
+
+def test_a_time_limit_of_0_does_not_wait() -> None:
+    with broker_in_thread() as url:
+        with UdpSocket("127.0.0.1") as silent, pytest.raises(BrokerUnreachableError, match="within 0 s"):
+            godwit.sync.connect(f"127.0.0.1:{silent.local_address[1]}", timeout_s=0)
+        with godwit.sync.connect(url) as client, client.subscribe("a") as messages:
+            with pytest.raises(TimeoutError, match="nothing arrived within 0 s"):
+                messages.get(timeout_s=0)
+            client.publish("a", b"x")
+            assert messages.get().payload == b"x"
+            for wrong in ("5", float("inf")):
+                with pytest.raises(UsageError, match="timeout_s is"):
+                    client.publisher("a").flush(wrong)  # type: ignore[arg-type]
+                with pytest.raises(UsageError, match="timeout_s is"):
+                    client.close(timeout_s=wrong)  # type: ignore[arg-type]
+            assert client.state == "online"
+            assert client.close(timeout_s=None) is True
 
 
 def test_time_limits_of_blocking_calls() -> None:

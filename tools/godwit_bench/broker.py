@@ -21,6 +21,7 @@ from godwit_bench.report import Report, Result, machine
 
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient
+    from godwit.net.security import Security
     from godwit.transport.config import EndpointConfig
 
 POLL_S: Final = 0.25
@@ -38,6 +39,8 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time without a connection. None: no limit."""
     endpoint: EndpointConfig | None = None
     """Settings of the transport. None: the default."""
+    security: Security | None = None
+    """How connections are sealed. None: the default."""
     topic: str = "bench/load"
     clients: int = 1
     messages: int = 100_000
@@ -51,7 +54,14 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
         name = self.name if number == 0 else None
         secret = self.secret if number == 0 else b""
-        return connect(self.broker, name=name, secret=secret, timeout_s=self.timeout_s, endpoint=self.endpoint)
+        return connect(
+            self.broker,
+            name=name,
+            secret=secret,
+            timeout_s=self.timeout_s,
+            endpoint=self.endpoint,
+            security=self.security,
+        )
 
 
 def publish(load: BrokerLoad, on_round: Callable[[str], None]) -> Report:

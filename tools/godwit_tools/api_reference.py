@@ -26,8 +26,18 @@ All public names of `godwit` and `godwit.sync`. The [guide](GUIDE.md) explains h
 the source: `python -m godwit_tools.api_reference` writes it.
 """
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Connect": ("connect", "sync.connect", "run", "Connecting", "EndpointConfig", "Will", "make_will"),
-    "Clients": ("sync.BlockingClient", "AsyncClient", "Statistics", "TopicInfo", "ClientInfo"),
+    "Connect": ("connect", "sync.connect", "run", "Connecting", "Security", "EndpointConfig", "Will", "make_will"),
+    "Clients": (
+        "sync.BlockingClient",
+        "AsyncClient",
+        "Statistics",
+        "TopicInfo",
+        "ClientInfo",
+        "CursorInfo",
+        "GroupInfo",
+        "WorkerInfo",
+        "BridgeInfo",
+    ),
     "Publish": ("sync.BlockingPublisher", "AsyncPublisher", "MessageOptions"),
     "Subscribe": ("sync.BlockingSubscription", "AsyncSubscription", "Message", "Headers", "Bookmark"),
     "Requests": ("sync.BlockingResponder", "AsyncResponder", "RequestOptions"),

@@ -301,10 +301,11 @@ def _connection(target: Target) -> dict[str, Any]:
         "secret": target.secret,
         "timeout_s": target.timeout_s,
         "endpoint": target.endpoint(),
+        "security": target.security(),
     }
 
 
-@app.command("pub", epilog="Example: godwit bench pub --broker broker.local --messages 1000000 --clients 4")
+@app.command("pub", epilog="Example: godwit bench pub --broker broker.local --messages 100000 --clients 4")
 def pub(
     messages: Messages = 100_000,
     size: Size = 100,

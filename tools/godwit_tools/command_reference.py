@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from godwit.cli.main import SECTIONS, build_app, limits_in_words, load_own_command
+from godwit.cli.main import SECTIONS, build_app, load_own_command, plain_notes
 
 HEAD: Final = """# Command line
 
@@ -64,9 +64,8 @@ def _context(command: Any, name: str) -> Any:
 
 
 def _cell(text: str) -> str:
-    """Return a help text for a cell of a table; texts in place of a default are in two pairs of brackets."""
-    text = re.sub(r"\(([^()]*)\)\]$", r"\1]", limits_in_words(" ".join(text.split())))
-    return _prose(text).replace("|", "\\|")
+    """Return a help text for a cell of a table."""
+    return _prose(plain_notes(" ".join(text.split()))).replace("|", "\\|")
 
 
 def _prose(text: str) -> str:

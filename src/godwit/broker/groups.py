@@ -311,5 +311,6 @@ class Groups:
 
     def _notify_missed(self, group: Group, count: int) -> None:
         name = f"{group.name} of {', '.join(group.filters)}"
-        text = f"the group {name} has missed up to {count} messages, which retention has deleted"
+        messages = "1 message" if count == 1 else f"{count} messages"
+        text = f"the group {name} has missed up to {messages}, which retention has deleted"
         self._effects.append(Notice("warning", text, {"group": group.name, "filters": list(group.filters)}))

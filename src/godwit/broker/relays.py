@@ -358,7 +358,8 @@ class Relays:
         self._report(
             link, now_us, event="gap", reason=reason, log=log.hex(), first=gap.first, end=gap.end, messages=gap.count
         )
-        text = f"bridge {link} lacks up to {gap.count} messages of offsets {gap.first} to {gap.end - 1}: {reason}"
+        messages = "1 message" if gap.count == 1 else f"{gap.count} messages"
+        text = f"bridge {link} lacks up to {messages} of offsets {gap.first} to {gap.end - 1}: {reason}"
         self._effects.append(Notice("bridge_gap", text, {"client": link, "log": log.hex()}))
 
     def _report(self, link: str, now_us: int, **fields: str | int) -> None:

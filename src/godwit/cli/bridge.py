@@ -23,7 +23,7 @@ from godwit.cli.text import safe
 if TYPE_CHECKING:
     from godwit.wire.relay import BridgeInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show the bridges from and to the broker.")
+app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:

@@ -27,16 +27,16 @@ DEFAULT_DATA: Final = "godwit-data"
 NO_ARCHIVE: Final = "none"
 SECRET_BYTES: Final = 24
 
-config_app = typer.Typer(no_args_is_help=True, help="Check a configuration file.")
+config_app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
     """Add `godwit broker`, `godwit config` and `godwit passwd`."""
     root.command("broker", epilog="Example: godwit broker --listen 127.0.0.1:50000 --listen '[::1]:50000'")(broker)
     root.add_typer(config_app, name="config")
-    root.command(
-        "passwd", epilog="Example: godwit passwd sensor-1 --config broker.toml --allow publish --topic 'home/#'"
-    )(passwd)
+    root.command("passwd", epilog="Example: godwit passwd s1 --config broker.toml --allow publish --topic 'home/#'")(
+        passwd
+    )
 
 
 def broker(

@@ -34,14 +34,12 @@ MAX_CAPTURE_BYTES: Final = 1024 * 1024 * 1024
 """A capture is read as a whole."""
 FORMS: Final = (".svg", ".html", ".txt")
 
-dissector_app = typer.Typer(no_args_is_help=True, help="Install the dissector for Wireshark, or print its path.")
+dissector_app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
     """Add `godwit capture`, `godwit flow` and `godwit dissector`."""
-    root.command("capture", epilog="Example: godwit capture -o capture.pcapng --seconds 10 --filter client=sensor-1")(
-        capture
-    )
+    root.command("capture", epilog="Example: godwit capture -o a.pcapng --seconds 10 --filter client=sensor-1")(capture)
     root.command("flow", epilog="Example: godwit flow capture.pcapng -o flow.svg --address 192.0.2.7:40001")(flow)
     root.add_typer(dissector_app, name="dissector")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from godwit.limits import (
     MAX_ARQ_WINDOW,
     MAX_SECRET_BYTES,
     MAX_SESSION_EXPIRY_S,
+    MAX_TIMEOUT_S,
     MAX_WILL_BYTES,
     SESSION_EXPIRY_S,
 )
@@ -50,6 +52,27 @@ CLOSE_TIMEOUT_S: Final = 1.0
 EXIT_TERMINATED: Final = 143
 """Exit code that a shell reports for a program ended by SIGTERM: 128 + SIGTERM."""
 
+TIMEOUT_METAVAR: Final = "SECONDS|never"
+TIMEOUT_HELP: Final = "Give up when the broker is unreachable for this many seconds, or never."
+
+
+def parse_timeout(value: str | float) -> float:
+    """Return the seconds of `--timeout`; infinity for `never`. A default is a number already.
+
+    Raises:
+        UsageError: It is neither, or out of range. 0 is: as in Python, that would leave the broker no time to answer.
+    """
+    if value == "never":
+        return math.inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise UsageError(f"--timeout {value[:40]!r} is not a number; give seconds, or never") from None
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise UsageError(f"--timeout {seconds:g} is out of range; give seconds above 0, or never")
+    return seconds
+
+
 BrokerOption = Annotated[
     str,
     typer.Option(
@@ -72,7 +95,6 @@ ArqOption = Annotated[
         show_default="selective-repeat",
     ),
 ]
-_TIMEOUT_HELP: Final = "Give up when the broker is unreachable for this many seconds; 0: never."
 WillTopicOption = Annotated[
     str | None,
     typer.Option(
@@ -95,11 +117,12 @@ SessionExpiryOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    float | None,
-    typer.Option("--timeout", metavar="SECONDS", help=_TIMEOUT_HELP),
+    float,
+    typer.Option("--timeout", parser=parse_timeout, metavar=TIMEOUT_METAVAR, help=TIMEOUT_HELP),
 ]
 EndlessTimeoutOption = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", help=_TIMEOUT_HELP, show_default="never")
+    float | None,
+    typer.Option("--timeout", parser=parse_timeout, metavar=TIMEOUT_METAVAR, help=TIMEOUT_HELP, show_default="never"),
 ]
 
 
@@ -122,21 +145,20 @@ class Target:
     def of(
         cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None, arq: str | None = None
     ) -> Target:
-        """Return the target that the options of a command name.
+        """Return the target that the options of a command name. A timeout of None or infinity is none.
 
         Raises:
             UsageError: An option is invalid, or a secret was given without a name.
             GodwitError: Reading the secret file failed.
         """
-        if timeout is not None and not timeout >= 0:
-            raise UsageError(f"--timeout {timeout:g} is out of range; give seconds, or 0 to try for ever")
         is_given = any(one.partition("=")[0] == "--secret-file" for one in sys.argv)
         if secret_file is not None and not is_given and is_secret_of_another(name, secret_file):
             secret_file = None
         if secret_file is not None and not name:
             raise UsageError("a secret proves a name: add --name to --secret-file")
         secret = b"" if secret_file is None else read_secret(secret_file)
-        return cls(broker, name, secret, timeout or None, arq=None if arq is None else parse_arq(arq))
+        timeout_s = None if timeout == math.inf else timeout
+        return cls(broker, name, secret, timeout_s, arq=None if arq is None else parse_arq(arq))
 
     def security(self) -> Security:
         """Return how the broker is verified: by the authorities in the file that GODWIT_CA names, if it is set."""

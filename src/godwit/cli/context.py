@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
 
-app = typer.Typer(no_args_is_help=True, help="Name brokers, and choose the one that commands use.")
+app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
@@ -123,7 +123,7 @@ def context() -> None:
     """
 
 
-@app.command("add", epilog="Example: godwit context add plant --broker 10.0.0.7 --name desk --secret-file desk.secret")
+@app.command("add", epilog="Example: godwit context add plant --broker 10.0.0.7 --name desk --select")
 def add(
     context: NameArgument,
     broker: Annotated[

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
-app = typer.Typer(help="List and delete consumer groups; without a command: list.")
+app = typer.Typer()
 
 
 def register(root: typer.Typer) -> None:

@@ -13,6 +13,8 @@ import typer
 from godwit.cli.connection import (
     DEFAULT_BROKER,
     REQUEST_TIMEOUT_S,
+    TIMEOUT_HELP,
+    TIMEOUT_METAVAR,
     ArqOption,
     BrokerOption,
     EndlessTimeoutOption,
@@ -21,6 +23,7 @@ from godwit.cli.connection import (
     TimeoutOption,
     ask,
     connected,
+    parse_timeout,
     run,
 )
 from godwit.cli.main import IS_LITERAL, PayloadCommand
@@ -62,13 +65,14 @@ WaitingTimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
-        metavar="SECONDS",
-        help="Give up when the broker is unreachable for this many seconds; 0: never.",
+        parser=parse_timeout,
+        metavar=TIMEOUT_METAVAR,
+        help=TIMEOUT_HELP,
         show_default="10, with --wait never",
     ),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Submit work to workers, and follow it.")
+app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
@@ -471,7 +475,7 @@ def parse_workers(text: str) -> Workers:
         return "all"
     if 1 <= _parse_number(text) <= MAX_TASKS_OF_JOB:
         return int(text)
-    raise UsageError(f"{text!r} workers are out of range; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
+    raise UsageError(f"--workers {text!r} is out of range; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
 
 
 def parse_job(text: str) -> int:

@@ -33,7 +33,7 @@ FiltersArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-app = typer.Typer(no_args_is_help=True, help="Show a broker's log, export messages, and maintain its file.")
+app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:

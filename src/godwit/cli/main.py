@@ -80,7 +80,7 @@ SECTIONS: Final = (
     Section(
         "Examples",
         (
-            ("demo", "demo", "Watch messages and jobs survive a bad network, and become a report."),
+            ("demo", "demo", "Watch messages and jobs survive a bad network, with a report."),
             ("sensors", "sensors", "Publish the temperatures of simulated rooms."),
         ),
     ),
@@ -164,7 +164,7 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-t
         super().write_text(text.replace("-", self.HYPHEN))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: int, **kwargs: int) -> None:
-        rows = [(first, limits_in_words(second).replace("-", self.HYPHEN)) for first, second in rows]
+        rows = [(first, plain_notes(second).replace("-", self.HYPHEN)) for first, second in rows]
         super().write_dl(rows, *args, **kwargs)
 
     def getvalue(self) -> str:
@@ -172,10 +172,16 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-t
         return text.replace(self.HYPHEN, "-")
 
 
-def limits_in_words(text: str) -> str:
-    """Return a help text in which limits such as `0<=x<=2` and `x>=1` are written as `0 to 2` and `at least 1`."""
+def plain_notes(text: str) -> str:
+    """Return a help text with plain notes at its end.
+
+    Limits such as `0<=x<=2` and `x>=1` become `0 to 2` and `at least 1`, the defaults `10.0` and `(no limit)` become
+    `10` and `no limit`.
+    """
+    text = re.sub(r"(default: )\(([^()]*)\)", r"\1\2", text)
     text = re.sub(r"([\d.]+)<=x<=([\d.]+)\]$", r"\1 to \2]", text)
-    return re.sub(r"x>=([\d.]+)\]$", r"at least \1]", text)
+    text = re.sub(r"x>=([\d.]+)\]$", r"at least \1]", text)
+    return re.sub(r"(?<=\d)\.0(?= to |;|\]$)", "", text)
 
 
 class HelpContext(typer.Context):
@@ -210,7 +216,11 @@ class PayloadCommand(PlainCommand):
         found = [*(text for text in arguments if isinstance(text, str)), *extra]
         for text in found[: max(len(found) - literal_count, 0)]:
             if re.match(r"-[^\d.\s]", text) and not ctx.resilient_parsing:
-                raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+                import difflib
+
+                likely = difflib.get_close_matches(text, [option for one in self.params for option in one.opts], n=1)
+                hint = f", perhaps {likely[0]} is meant" if likely else ""
+                raise UsageError(f"unknown option {text}{hint}; if it is a payload, put -- before it")
         return super().parse_args(ctx, args)
 
 
@@ -246,7 +256,7 @@ class RootGroup(TyperGroup):
         for title, rows in sections:
             if rows:
                 with formatter.section(title):
-                    formatter.write_dl([(f"{name:8}", text) for name, text in rows])
+                    formatter.write_dl([(f"{name:9}", text) for name, text in rows])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command to run, loaded.

@@ -79,7 +79,7 @@ class QueryEngine(StrEnum):
     SPARK = "spark"
 
 
-app = typer.Typer(no_args_is_help=True, help="Keep brokers' logs as tables, and query them.")
+app = typer.Typer(no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
@@ -92,7 +92,7 @@ def pipeline() -> None:
     """Keep brokers' logs as tables: messages, readings, windows, devices, traffic, jobs, anomalies. Runs on Spark."""
 
 
-@app.command("run", epilog="Example: godwit pipeline run --archive one:50001 --archive two:50001 --lake /data/lake")
+@app.command("run", epilog="Example: godwit pipeline run --archive one:50001 --archive two:50001")
 def run(
     once: Annotated[bool, typer.Option("--once", help="End when the current messages of the logs are read.")] = False,
     archive: ArchiveOption = None,
@@ -156,9 +156,7 @@ def status(
     show_status(lake, SourceOptions(archive or [], broker, [], token_file, certificate_file), as_json=as_json)
 
 
-@app.command(
-    "query", epilog='Example: godwit pipeline query "SELECT topic, max(value) FROM silver_readings GROUP BY topic"'
-)
+@app.command("query", epilog="Example: godwit pipeline query 'SELECT count(*) FROM silver_readings'")
 def query(
     sql: Annotated[
         str,

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from godwit.cli.streams import line_printer
-from godwit.cli.text import safe
+from godwit.cli.text import count, safe
 
 if TYPE_CHECKING:
     from godwit.cli.streams import Output
@@ -169,4 +169,4 @@ class TaskProgress(_Bars):
 
 class _CountColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed:,.0f} messages, {task.speed or 0:,.0f} a second")
+        return Text(f"{count(int(task.completed), 'message')}, {task.speed or 0:,.0f} a second")

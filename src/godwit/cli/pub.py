@@ -34,7 +34,7 @@ from godwit.cli.main import IS_LITERAL, PayloadCommand
 from godwit.cli.streams import PayloadLimit, print_error_line, read_payload
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, UsageError
-from godwit.limits import MAX_MESSAGE_BYTES
+from godwit.limits import MAX_LIFETIME_US, MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from godwit.client.properties import MessageOptions
@@ -204,6 +204,10 @@ def message_options(
     if reply_to is not None:
         options["reply_to"] = reply_to
     if expires_s is not None:
+        if not 0 < expires_s <= MAX_LIFETIME_US // 1_000_000:
+            raise UsageError(
+                f"--expires {expires_s:g} is out of range; give seconds above 0, up to {MAX_LIFETIME_US // 1_000_000:,}"
+            )
         options["expires_s"] = expires_s
     make_properties(**options)
     return options

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
-import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -75,7 +73,7 @@ def request(
     from godwit.broker.topics import check_topic
 
     if not 0 < timeout <= MAX_TIMEOUT_S:
-        raise UsageError(f"--timeout {timeout:g} is out of range; give seconds, up to {MAX_TIMEOUT_S:,.0f}")
+        raise UsageError(f"--timeout {timeout:g} is out of range; give seconds above 0, up to {MAX_TIMEOUT_S:,.0f}")
     if replies is not None and replies < 1:
         raise UsageError(f"--replies {replies} is out of range; give a number from 1 upward")
     if qos not in (0, 1, 2):
@@ -134,15 +132,11 @@ def reply(
     code other than 0 is reported to the requester, with the end of the standard error.
     """
     from godwit.broker.topics import check_filter
+    from godwit.cli.worker import split_command
 
     for one in filters:
         check_filter(one)
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--exec is not a command: {error}") from None
-    if not words or shutil.which(words[0]) is None:
-        raise UsageError(f"--exec: the command {safe(words[0] if words else '')!r} does not exist or is not executable")
+    words = split_command(command)
     if capacity < 1:
         raise UsageError(f"--capacity {capacity} is out of range; give a number from 1 upward")
     run(_reply(Target.of(broker, name, secret_file, timeout, arq), filters, words, capacity, quiet))

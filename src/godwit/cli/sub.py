@@ -64,9 +64,7 @@ MAX_QOS: Final = 2
 
 def register(root: typer.Typer) -> None:
     """Add `godwit sub`."""
-    root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --from 1h --no-follow --format '%I %t %p'")(
-        sub
-    )
+    root.command("sub", epilog="Example: godwit sub 'home/#' --from 1h --no-follow --format '%I %t %p'")(sub)
 
 
 @dataclass(frozen=True)

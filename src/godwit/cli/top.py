@@ -114,13 +114,13 @@ async def read_broker(client: AsyncClient, at: float) -> TopReading:
             if cursor.client in clients:
                 clients[cursor.client].lag = max(clients[cursor.client].lag, cursor.lag)
     topics = [
-        TopRow(one.name, f"{one.subscribers} subscribers", one.messages, one.messages * one.subscribers)
+        TopRow(one.name, count(one.subscribers, "subscriber"), one.messages, one.messages * one.subscribers)
         for one in await client.topics()
     ]
     jobs = ""
     with suppress(AccessError):
         workers = await client.workers()
-        jobs = f"{len(workers)} workers"
+        jobs = count(len(workers), "worker")
     return TopReading(at, list(clients.values()), topics, jobs)
 
 

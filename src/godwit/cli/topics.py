@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
-app = typer.Typer(help="List, show, create and delete topics; without a command: list.")
+app = typer.Typer()
 
 
 def register(root: typer.Typer) -> None:

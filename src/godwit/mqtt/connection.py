@@ -481,7 +481,8 @@ class MqttConnection(Peer):
 
     def notify_gap(self, count: int) -> None:
         """Report that messages were deleted before they could be sent."""
-        self._notify("warning", f"{self.name} has missed up to {count} messages, which retention has deleted", 0)
+        messages = "1 message" if count == 1 else f"{count} messages"
+        self._notify("warning", f"{self.name} has missed up to {messages}, which retention has deleted", 0)
 
     def notify_refused(self, code: Code, text: str) -> None:
         """Report a message that was refused."""

@@ -149,15 +149,19 @@ class BlockingClient:
         is_hurried = kind is not None and not issubclass(kind, Exception)
         self.close(timeout_s=0.0 if is_hurried else FLUSH_TIMEOUT_S)
 
-    def close(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+    def close(self, *, timeout_s: float | None = FLUSH_TIMEOUT_S) -> bool:
         """Wait for confirmations of sent messages and jobs, then close the connection. May be repeated.
 
         Args:
-            timeout_s: How long to wait for confirmations.
+            timeout_s: How long to wait for confirmations; 0 does not wait, None waits for ever.
 
         Returns:
             Whether everything was confirmed.
+
+        Raises:
+            UsageError: `timeout_s` is not a number of seconds.
         """
+        check_timeout(timeout_s)
         self._thread.require_own_process()
         if self not in _open_clients:
             return True

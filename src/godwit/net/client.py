@@ -34,7 +34,7 @@ from godwit.net.connecting import connect as connect  # noqa: PLC0414
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.job_options import JobLike, JobOptions, check_states, checked_spec
 from godwit.net.jobs import AsyncJob
-from godwit.net.loop import within
+from godwit.net.loop import check_timeout, within
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.queries import (
     job_page,
@@ -129,15 +129,19 @@ class AsyncClient:
         is_hurried = kind is not None and not issubclass(kind, Exception)
         await self.close(timeout_s=0.0 if is_hurried else FLUSH_TIMEOUT_S)
 
-    async def close(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+    async def close(self, *, timeout_s: float | None = FLUSH_TIMEOUT_S) -> bool:
         """Wait for confirmations of sent messages and jobs, then close the connection. May be repeated.
 
         Args:
-            timeout_s: How long to wait for confirmations.
+            timeout_s: How long to wait for confirmations; 0 does not wait, None waits for ever.
 
         Returns:
             Whether everything was confirmed.
+
+        Raises:
+            UsageError: `timeout_s` is not a number of seconds.
         """
+        check_timeout(timeout_s)
         return await self._runtime.close(timeout_s)
 
     def abort(self) -> None:

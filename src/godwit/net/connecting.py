@@ -11,7 +11,7 @@ from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
 from godwit.errors import BrokerUnreachableError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
-from godwit.net.arguments import check_options, checked_will
+from godwit.net.arguments import check_flag, check_options, checked_will
 from godwit.net.loop import TimeLimit
 from godwit.net.runtime import BrokerResolver, OnState
 from godwit.net.security import Security, securities_of
@@ -133,11 +133,12 @@ def connect(
             SealingError: its key is not the expected one, or it does not seal.
     """
     check_options(name, secret, timeout_s, session_expiry_s, send_buffer_bytes, on_state, endpoint)
+    check_flag("fresh", fresh)
     config = ClientConfig(
         name=name,
         secret=to_bytes(secret, "a secret"),
         session_expiry_s=session_expiry_s,
-        fresh=bool(fresh),
+        fresh=fresh,
         will=checked_will(will),
         send_buffer_bytes=send_buffer_bytes,
         endpoint=endpoint or EndpointConfig(),

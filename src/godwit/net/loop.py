@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from godwit.errors import ForkedError, ReplyTimeoutError, UsageError
+from godwit.limits import MAX_TIMEOUT_S
 
 SWITCH_INTERVAL_S: Final = 0.0005
 JOIN_TIMEOUT_S: Final = 5.0
@@ -54,8 +55,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool:
-    """Run a coroutine for at most `timeout_s`, then cancel it. Return whether it completed.
+async def completes(work: Coroutine[Any, Any, object], timeout_s: float | None) -> bool:
+    """Run a coroutine for at most `timeout_s` (None: to its end), then cancel it. Return whether it completed.
 
     For clean-up code, which may run in a task that is being cancelled: there asyncio.timeout raises CancelledError
     instead of TimeoutError before Python 3.11.3, and the rest of the clean-up would be skipped.
@@ -146,8 +147,9 @@ def check_timeout(timeout_s: object) -> None:
     """Raise UsageError if this is not a number of seconds, or None."""
     if timeout_s is None:
         return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-        raise UsageError(f"timeout_s is {timeout_s!r}: give seconds, 0 or more, or None to wait for ever")
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        raise UsageError(f"timeout_s is {timeout_s!r}: give seconds (0 does not wait), or None to wait for ever")
 
 
 def collect_garbage_rarely() -> None:

@@ -85,6 +85,11 @@ def _cut(value: Any) -> Any:
     return value
 
 
+def _left_out(count: int, whose: str = "") -> str:
+    lines, verb = ("1 line", "was") if count == 1 else (f"{count:,} lines", "were")
+    return f"{lines} {whose} {verb} left out" if whose else f"{lines} {verb} left out"
+
+
 class NoticeWriter:
     """Write lines in a thread of its own, so that a stopped terminal or a full pipe does not stop the broker.
 
@@ -130,9 +135,7 @@ class NoticeWriter:
             if not is_admitted:
                 return
             if self._left_out:
-                self._queue.put_nowait(
-                    self._line("log", f"{self._left_out:,} lines were left out here", {}, self._clock())
-                )
+                self._queue.put_nowait(self._line("log", f"{_left_out(self._left_out)} here", {}, self._clock()))
                 self._left_out = 0
             self._queue.put_nowait(self._line(kind, text, fields or {}, self._clock()))
         except queue.Full:
@@ -242,9 +245,9 @@ class NoticeLimit:
         lines: list[tuple[str, dict[str, Any]]] = []
         for (kind, source), count in shown:
             whose = f"{kind!r} of {source}" if source else f"{kind!r} of clients that have not proved their names"
-            lines.append((f"{count:,} lines {whose} were left out", {"left_out": count, "of": kind, "source": source}))
+            lines.append((_left_out(count, whose), {"left_out": count, "of": kind, "source": source}))
         if len(shown) < len(most_first):
             rest = most_first[len(shown) :]
             count = sum(count for _, count in rest)
-            lines.append((f"{count:,} lines of {len(rest):,} others were left out", {"left_out": count}))
+            lines.append((_left_out(count, f"of {len(rest):,} others"), {"left_out": count}))
         return lines

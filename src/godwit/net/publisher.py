@@ -404,6 +404,10 @@ class ClientPublishers:
         self._on_progress()
 
 
+def _messages(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"
+
+
 class AsyncPublisher:
     """Publish many messages to one topic with one QoS, without waiting for each. Made by `AsyncClient.publisher`.
 
@@ -448,7 +452,7 @@ class AsyncPublisher:
         self.send = _make_send(waiters, turn, retain, properties)
 
     def __repr__(self) -> str:
-        return f"<AsyncPublisher to {self.topic!r}, QoS {self.qos}, {self.unconfirmed} messages unconfirmed>"
+        return f"<AsyncPublisher to {self.topic!r}, QoS {self.qos}, {_messages(self.unconfirmed)} unconfirmed>"
 
     @property
     def topic(self) -> str:
@@ -526,8 +530,8 @@ class AsyncPublisher:
             if not limit.expired():
                 raise
             raise ReplyTimeoutError(
-                f"{self.unconfirmed} messages for {self.topic!r} were not confirmed within {timeout_s:g} s: they are "
-                "still in the client's buffer, and are sent when the broker answers"
+                f"{_messages(self.unconfirmed)} for {self.topic!r} not confirmed within {timeout_s:g} s: still in the "
+                "client's buffer, and sent when the broker answers"
             ) from None
 
     async def _flush(self) -> None:
@@ -592,7 +596,7 @@ class BlockingPublisher:
         self._failure: GodwitError | None = None
 
     def __repr__(self) -> str:
-        return f"<BlockingPublisher to {self.topic!r}, QoS {self.qos}, {self.unconfirmed} messages unconfirmed>"
+        return f"<BlockingPublisher to {self.topic!r}, QoS {self.qos}, {_messages(self.unconfirmed)} unconfirmed>"
 
     @property
     def topic(self) -> str:
@@ -686,7 +690,7 @@ class BlockingPublisher:
                 self._start_pump()
             if not self._changed.wait_for(lambda: holds() or self._failure is not None, timeout_s):
                 raise ReplyTimeoutError(
-                    f"{self._put - self._taken} messages could not be sent within {timeout_s:g} s: is the broker there?"
+                    f"{_messages(self._put - self._taken)} not sent within {timeout_s:g} s: is the broker there?"
                 )
             self._raise_failure()
 

@@ -194,7 +194,7 @@ class ClientRuntime:
         """Wait until the broker has accepted the login for the first time. Raise the error if the client ends."""
         await asyncio.shield(self._online)
 
-    async def close(self, timeout_s: float) -> bool:
+    async def close(self, timeout_s: float | None) -> bool:
         """Wait up to `timeout_s` for confirmations, then close. Return whether all was confirmed. May be repeated."""
         if self.is_inherited:
             self.require_open()
@@ -232,7 +232,7 @@ class ClientRuntime:
             log_drops(_logger, f"client {self.core.name}", counters)
         self.driver.close()
 
-    async def _drain(self, timeout_s: float) -> None:
+    async def _drain(self, timeout_s: float | None) -> None:
         async def drained() -> None:
             await self.publishers.drained()
             await self.jobs.drained()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from godwit.errors import AddressError, ConfigurationError, GodwitError, UsageError
 from godwit.net.address import Brokers, parse_broker, split_brokers
+from godwit.net.arguments import check_flag, check_path, check_text
 from godwit.transport.events import Address, Role
 from godwit.transport.protection import Suite
 from godwit.transport.sealing import TlsError, TlsSession
@@ -38,6 +39,8 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _SCHEMES: Final[Mapping[str, SealMode]] = {"udp": "never", "udps": "always"}
 
 _logger = logging.getLogger(__name__)
+_trust_logger = logging.getLogger(f"{__name__}.trust")
+"""For warnings that users of the command line see, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,7 @@ class Security:
         trust_new: Whether to trust a broker that is not in that file, and to add it.
 
     Raises:
+        UsageError: A value is of the wrong type.
         ConfigurationError: A value is invalid.
     """
 
@@ -66,6 +70,11 @@ class Security:
     trust_new: bool = True
 
     def __post_init__(self) -> None:
+        check_text("fingerprint", self.fingerprint)
+        check_flag("trust_new", self.trust_new)
+        for what, path in (("ca", self.ca), ("known_brokers", self.known_brokers)):
+            if path is not None:
+                check_path(what, path)
         if self.seal not in get_args(SealMode):
             raise ConfigurationError(f"seal is {self.seal!r}: choose one of {', '.join(get_args(SealMode))}")
         if self.fingerprint:
@@ -177,9 +186,15 @@ class KnownBrokers:
             text = f"the key of the broker {broker} cannot be stored in {self.path} ({error.strerror or error})"
             if not is_proved:
                 raise TlsError(f"{text}: give it with the address, as udps://{broker}#{fingerprint}") from None
-            _logger.warning("%s", text)
+            _trust_logger.warning("%s", text)
         else:
-            _logger.warning("trusting the broker %s with the new key %s, stored in %s", broker, fingerprint, self.path)
+            _trust_logger.warning(
+                "trusting the broker %s, which is new here: its key is %s, stored in %s; compare it with the line that "
+                "the broker printed when it started",
+                broker,
+                fingerprint,
+                self.path,
+            )
 
     def _find(self, broker: str) -> tuple[int, str] | None:
         try:

@@ -34,6 +34,7 @@ from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, connect
 from godwit.net.command import run_command
 from godwit.net.loop import run
 from godwit.net.runtime import OnState
+from godwit.net.security import Security
 from godwit.net.tasks import Handler, Task, TaskExecutor
 from godwit.transport.config import EndpointConfig
 from godwit.wire.control import Will
@@ -122,6 +123,7 @@ class Worker:
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         on_state: OnState | None = None,
         endpoint: EndpointConfig | None = None,
+        security: Security | None = None,
     ) -> None:
         """Make a worker. It connects when it is run.
 
@@ -137,6 +139,7 @@ class Worker:
             send_buffer_bytes: Size of the buffer for results that are not confirmed yet.
             on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed.
             endpoint: Settings of the transport.
+            security: How connections are sealed and brokers verified.
 
         Raises:
             UsageError: An option is invalid.
@@ -156,6 +159,7 @@ class Worker:
             send_buffer_bytes=send_buffer_bytes,
             on_state=on_state,
             endpoint=endpoint,
+            security=security,
         )
         self._connecting()  # raises errors of invalid options here, not when it runs
         self._name = name

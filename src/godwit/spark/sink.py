@@ -77,7 +77,8 @@ class _SinkWriter:
         for name, array in ((TOPIC, topic), (PAYLOAD, columns[PAYLOAD])):
             if array.null_count:
                 raise ArchiveError(
-                    f"{array.null_count} rows have no {name}: fill the column, or drop these rows before the write"
+                    f"the column {name} is null in {array.null_count} of {batch.num_rows} rows: fill it, or drop these "
+                    "rows before the write"
                 )
         return pa.RecordBatch.from_arrays(
             [

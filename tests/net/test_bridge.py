@@ -16,7 +16,8 @@ from godwit.broker.settings import Settings
 from godwit.errors import AddressError, UsageError
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
-from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration
+from godwit.net.tls import stored_identity
+from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration, SecuritySection
 from godwit.store.reader import LogReader
 from godwit.wire.batch import extension_of
 from godwit.wire.extension import decode_properties
@@ -182,3 +183,31 @@ def test_bridges_that_are_not_possible(tmp_path: Path) -> None:
             await until(has_problem)
 
     run(test)
+
+
+def test_the_scheme_and_the_fingerprint_of_the_hub_are_used(tmp_path: Path) -> None:
+    async def test() -> None:
+        configuration = Configuration(
+            listen=["127.0.0.1:0"],
+            data=tmp_path / "hub",
+            archive=ArchiveSection(is_on=False),
+            security=SecuritySection(plain="refuse"),
+        )
+        async with Service(configuration, notices=Notices()) as hub:
+            (url,) = hub.urls
+            assert url.startswith("udps://")
+            other = "sha256:" + 64 * "1"
+            async with broker(tmp_path / "edge", BridgeSection(name="edge", hub=f"{url}#{other}")) as edge:
+
+                async def is_refused() -> bool:
+                    return f"{other} is expected" in outgoing(edge).problem
+
+                await until(is_refused)
+            pinned = f"{url}#{stored_identity(tmp_path / 'hub').fingerprint}"
+            async with broker(tmp_path / "edge", BridgeSection(name="edge", hub=pinned)) as edge:
+                await settled(edge)
+        for hub_text in ("udps://hub:1#sha256:12", f"udp://hub:1#{other}"):
+            with pytest.raises(AddressError, match="bridge edge: .*fingerprint"):
+                await broker(tmp_path / "edge", BridgeSection(name="edge", hub=hub_text)).start()
+
+    run(test, deadline_s=120.0)

@@ -22,6 +22,7 @@ from godwit.client.relay import LogPiece, RelaySender
 from godwit.errors import AddressError, GodwitError, StorageError
 from godwit.net.address import parse_brokers
 from godwit.net.runtime import BrokerResolver, ClientRuntime
+from godwit.net.security import securities_of
 from godwit.server.configuration import BridgeSection
 from godwit.store.reader import LogReader
 from godwit.wire.relay import BridgeInfo, BridgeState
@@ -162,7 +163,12 @@ class Bridge:
         resolver = BrokerResolver(parse_brokers(self.section.hub))
         addresses = await resolver.resolve()
         runtime = self._runtime = ClientRuntime(
-            self._config, addresses, on_state=self._on_client_state, resolver=resolver, relay=self.sender
+            self._config,
+            addresses,
+            on_state=self._on_client_state,
+            resolver=resolver,
+            relay=self.sender,
+            securities=securities_of(self.section.hub, None),
         )
         self.sender.set_sources(self._broker.relays.sources(), time.monotonic())
         try:
@@ -207,6 +213,7 @@ def check_bridge(section: BridgeSection) -> None:
     """Raise AddressError if the address of the hub is invalid, or ConfigurationError if name or secret are."""
     try:
         parse_brokers(section.hub)
+        securities_of(section.hub, None)
     except AddressError as error:
         raise AddressError(f"bridge {section.name}: {error}") from None
     ClientConfig(name=section.name, secret=section.secret)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from godwit.net.service import Service
 from godwit.net.tls import stored_identity
 from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration, SecuritySection
 from godwit.store.reader import LogReader
+from godwit.store.retention import Retention, RetentionRule
 from godwit.wire.batch import extension_of
 from godwit.wire.extension import decode_properties
 from godwit.wire.relay import BridgeInfo
@@ -209,5 +211,42 @@ def test_the_scheme_and_the_fingerprint_of_the_hub_are_used(tmp_path: Path) -> N
         for hub_text in ("udps://hub:1#sha256:12", f"udp://hub:1#{other}"):
             with pytest.raises(AddressError, match="bridge edge: .*fingerprint"):
                 await broker(tmp_path / "edge", BridgeSection(name="edge", hub=hub_text)).start()
+
+    run(test, deadline_s=120.0)
+
+
+def test_a_bridge_with_hold_holds_retention_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped = threading.Event()
+    step = Retention.step
+
+    def observed(self: Retention, now_us: int) -> Any:
+        found = step(self, now_us)
+        stepped.set()
+        return found
+
+    async def after_a_step(service: Service) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, stepped.wait, 60.0)
+
+    async def test() -> None:
+        async with broker(tmp_path / "edge") as edge, connect(edge.urls[0]) as device:
+            for number in range(3):
+                await device.publish("a", bytes([number]))
+        monkeypatch.setattr(Retention, "step", observed)
+        monkeypatch.setattr(Service, "_serve_metrics", after_a_step)  # the bridges begin after that
+        configuration = Configuration(
+            listen=["127.0.0.1:0"],
+            data=tmp_path / "edge",
+            archive=ArchiveSection(is_on=False),
+            bridges=(BridgeSection(name="edge", hub="127.0.0.1:9", hold=True),),
+            retention=(RetentionRule(max_age_s=1e-6),),
+        )
+        async with Service(configuration, notices=Notices()) as edge:
+            assert stepped.is_set()
+            assert edge.server.broker.figures()["log/first_offset"] == 0
+        reader = LogReader.open(tmp_path / "edge" / "log.sqlite")
+        try:
+            assert reader.first_offset() == 0
+        finally:
+            reader.close()
 
     run(test, deadline_s=120.0)

@@ -137,3 +137,20 @@ def test_the_clients_of_a_broker_that_restarts_are_spread_over_a_longer_time() -
     for _ in range(5):
         later.next_pause_s()
     assert later.next_pause_s(spread_s=1.0) == pytest.approx(5.0)
+
+
+def test_an_address_that_was_replaced_is_not_tried_any_more() -> None:
+    one, endpoint = dialer()
+    one.begin(0.0)
+    other: Address = ("192.0.2.4", 4)
+    one.set_addresses([ADDRESSES[2], other])
+    one.handle_timers(NEXT_ADDRESS_S)
+    one.handle_timers(2 * NEXT_ADDRESS_S)
+    assert [connection.peer_address for connection in connections(one)] == [ADDRESSES[0], ADDRESSES[2]]
+    for connection in connections(one):
+        one.handle_closed(connection, 1.0)
+    one.retry(1.0)
+    assert one.due_at is not None
+    one.handle_timers(one.due_at)
+    assert [connection.peer_address for connection in connections(one)] == [ADDRESSES[2]]
+    assert dialed(endpoint, 2.0)[-1] == ADDRESSES[2]

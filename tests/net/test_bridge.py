@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from godwit.errors import AddressError, UsageError
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.net.tls import stored_identity
-from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration
+from godwit.server.configuration import ArchiveSection, BridgeSection, Configuration, SecuritySection
 from godwit.store.reader import LogReader
+from godwit.store.retention import Retention, RetentionRule
 from godwit.wire.batch import extension_of
 from godwit.wire.extension import decode_properties
 from godwit.wire.relay import BridgeInfo
@@ -185,32 +187,66 @@ def test_bridges_that_are_not_possible(tmp_path: Path) -> None:
     run(test)
 
 
-def test_the_address_of_the_hub_decides_about_sealing(tmp_path: Path) -> None:
-    """A bridge to udps:// is sealed, and does not send to a hub that has another key than its address names."""
+def test_the_scheme_and_the_fingerprint_of_the_hub_are_used(tmp_path: Path) -> None:
+    async def test() -> None:
+        configuration = Configuration(
+            listen=["127.0.0.1:0"],
+            data=tmp_path / "hub",
+            archive=ArchiveSection(is_on=False),
+            security=SecuritySection(plain="refuse"),
+        )
+        async with Service(configuration, notices=Notices()) as hub:
+            (url,) = hub.urls
+            assert url.startswith("udps://")
+            other = "sha256:" + 64 * "1"
+            async with broker(tmp_path / "edge", BridgeSection(name="edge", hub=f"{url}#{other}")) as edge:
+
+                async def is_refused() -> bool:
+                    return f"{other} is expected" in outgoing(edge).problem
+
+                await until(is_refused)
+            pinned = f"{url}#{stored_identity(tmp_path / 'hub').fingerprint}"
+            async with broker(tmp_path / "edge", BridgeSection(name="edge", hub=pinned)) as edge:
+                await settled(edge)
+        for hub_text in ("udps://hub:1#sha256:12", f"udp://hub:1#{other}"):
+            with pytest.raises(AddressError, match="bridge edge: .*fingerprint"):
+                await broker(tmp_path / "edge", BridgeSection(name="edge", hub=hub_text)).start()
+
+    run(test, deadline_s=120.0)
+
+
+def test_a_bridge_with_hold_holds_retention_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped = threading.Event()
+    step = Retention.step
+
+    def observed(self: Retention, now_us: int) -> Any:
+        found = step(self, now_us)
+        stepped.set()
+        return found
+
+    async def after_a_step(service: Service) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, stepped.wait, 60.0)
 
     async def test() -> None:
-        async with broker(tmp_path / "hub") as hub:
-            address = hub.urls[0].removeprefix("udp://")
-            fingerprint = stored_identity(tmp_path / "hub").fingerprint
-            good = BridgeSection(name="good", hub=f"udps://{address}#{fingerprint}")
-            bad = BridgeSection(name="bad", hub=f"udps://{address}#sha256:{'1' * 64}")
-            async with broker(tmp_path / "edge", good, bad) as edge, connect(edge.urls[0]) as device:
-                await device.publish("t", b"x")
+        async with broker(tmp_path / "edge") as edge, connect(edge.urls[0]) as device:
+            for number in range(3):
+                await device.publish("a", bytes([number]))
+        monkeypatch.setattr(Retention, "step", observed)
+        monkeypatch.setattr(Service, "_serve_metrics", after_a_step)  # the bridges begin after that
+        configuration = Configuration(
+            listen=["127.0.0.1:0"],
+            data=tmp_path / "edge",
+            archive=ArchiveSection(is_on=False),
+            bridges=(BridgeSection(name="edge", hub="127.0.0.1:9", hold=True),),
+            retention=(RetentionRule(max_age_s=1e-6),),
+        )
+        async with Service(configuration, notices=Notices()) as edge:
+            assert stepped.is_set()
+            assert edge.server.broker.figures()["log/first_offset"] == 0
+        reader = LogReader.open(tmp_path / "edge" / "log.sqlite")
+        try:
+            assert reader.first_offset() == 0
+        finally:
+            reader.close()
 
-                async def are_decided() -> bool:
-                    first, second = (status() for status in edge.server.broker.relays.outgoing)
-                    return first.state == "running" and first.lag == 0 and "is expected" in second.problem
-
-                await until(are_decided)
-                connections = list(hub.server.listeners[0].endpoint.connections.values())
-                assert [type(one).__name__ for one in connections if one.peer_address] == ["SealedConnection"]
-
-    run(test, deadline_s=60.0)
-
-
-def test_a_wrong_fingerprint_of_the_hub_stops_the_start(tmp_path: Path) -> None:
-    async def test() -> None:
-        with pytest.raises(AddressError, match="bridge edge: "):
-            await broker(tmp_path, BridgeSection(name="edge", hub="udps://192.0.2.1#sha256:12")).start()
-
-    run(test)
+    run(test, deadline_s=120.0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import godwit
+import godwit.net.runtime as runtime_module
 from godwit.errors import AddressError, ConfigurationError, SealingError, UsageError
 from godwit.net.connecting import connect
 from godwit.net.security import (
@@ -27,6 +28,7 @@ from godwit.net.security import (
 from godwit.net.service import Service
 from godwit.net.tls import stored_identity
 from godwit.server.configuration import Configuration, SecuritySection, load_configuration
+from godwit.transport.events import Address
 from godwit.transport.protection import is_sealed
 from godwit.transport.sealing import TlsError
 
@@ -137,10 +139,12 @@ def test_labels_have_one_form() -> None:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, **section: Any) -> AsyncIterator[tuple[Service, str]]:
+async def running(
+    tmp_path: Path, *, listen: str = "127.0.0.1:0", **section: Any
+) -> AsyncIterator[tuple[Service, str]]:
     """A broker with a data folder, and its port."""
     configuration = Configuration(
-        listen=["127.0.0.1:0"],
+        listen=[listen],
         data=tmp_path / "data",
         archive=Configuration().archive.__class__(is_on=False),
         security=SecuritySection(**section),
@@ -191,6 +195,38 @@ def test_a_pinned_key_is_compared(tmp_path: Path) -> None:
                 await connect(f"udps://{address}#{ONE}", timeout_s=20.0)
 
     asyncio.run(main())
+
+
+def test_a_pinned_key_is_compared_whatever_its_name_is_resolved_to_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    found: list[Address] = []
+    monkeypatch.setattr(runtime_module, "resolve_all", lambda host, port: found)
+
+    async def main() -> None:
+        async with running(tmp_path / "first") as (service, address):
+            port = service.addresses[0][1]
+            found.append(("127.0.0.1", port))
+            fingerprint = stored_identity(tmp_path / "first" / "data").fingerprint
+            client = await connect(
+                f"udps://broker.example:{port}#{fingerprint}",
+                timeout_s=20.0,
+                on_state=lambda state, reason: reasons.append(f"{state}: {reason}"),
+            )
+            found[:] = [("::1", port, 0, 0)]  # of a family that the client has no socket for
+        resolver = client._runtime._resolver
+        assert resolver is not None
+        while ("::1", port, 0, 0) not in resolver.brokers():
+            await asyncio.sleep(0.01)
+        reasons.clear()
+        async with running(tmp_path / "second", listen=address):  # another broker at the old address
+            while not any("online" in reason or "is expected" in reason for reason in reasons):
+                await asyncio.sleep(0.01)
+            assert not any("online" in reason for reason in reasons), reasons
+            await client.close(timeout_s=0.0)
+
+    asyncio.run(asyncio.wait_for(main(), 120.0))
 
 
 def test_a_broker_with_a_new_key_is_refused(tmp_path: Path) -> None:

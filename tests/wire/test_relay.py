@@ -146,3 +146,11 @@ def test_the_origin_of_the_rest_of_a_batch() -> None:
     shifted = shift_origin(with_extension(entry(b"a", b"b"), extension), 3)
     assert decode_properties(extension_of(shifted)).origin == (LOG, 13)
     assert shift_origin(entry(b"a"), 3) == entry(b"a")
+
+
+def test_an_origin_of_any_bytes_can_be_shifted() -> None:
+    for offset in (2**63 - 1, 2**64 - 1):
+        extension = add_origin(b"", LOG, offset)
+        assert extension is not None
+        shifted = shift_origin(with_extension(entry(b"a", b"b"), extension), 1)
+        assert decode_properties(extension_of(shifted)).origin is None  # beyond 63 bits

@@ -48,7 +48,7 @@ from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 from godwit.wire.extension import add_origin, split_origin
 from godwit.wire.filters import matches
-from godwit.wire.relay import LOG_ID_BYTES, BridgeInfo, GapReason, RelayGap, RelayOpen, RelayRecord
+from godwit.wire.relay import LAST_OFFSET, LOG_ID_BYTES, BridgeInfo, GapReason, RelayGap, RelayOpen, RelayRecord
 
 RELAY_TOPICS: Final = "$relay/"
 """The topics of reports about bridges: this, and the name of the link."""
@@ -162,14 +162,16 @@ class Relays:
                 )
             if any(known == link for known, _ in self._marks):
                 self._report(link, now_us, event="other log", log=request.log.hex())
-            mark = self._marks[link, request.log] = _Mark()
+            mark = _Mark()
         relay.mark = mark
         former = self._open.get(link)
-        if former is not None:
-            self.close(former)
-            former.ended(Code.TAKEN_OVER, "the bridge was opened again")
+        self._marks[link, request.log] = mark
         self._open[link] = relay
         relay.is_open = True
+        if former is not None:
+            former.is_open = False
+            self._drop_unused(former)
+            former.ended(Code.TAKEN_OVER, "the bridge was opened again")
 
         def answer(_: object) -> None:
             if relay.is_open:
@@ -187,7 +189,16 @@ class Relays:
             relay.is_open = False
             if self._open.get(relay.session.name) is relay:
                 del self._open[relay.session.name]
+                self._drop_unused(relay)
                 self._notify()
+
+    def _drop_unused(self, relay: InboundRelay) -> None:
+        """Forget the mark of a bridge if nothing was appended: the place is for others."""
+        key = relay.session.name, relay.log
+        mark = self._marks.get(key)
+        present = self._open.get(relay.session.name)
+        if mark is not None and mark.offset is None and (present is None or present.mark is not mark):
+            del self._marks[key]
 
     def _notify(self) -> None:
         for callback in self.on_sources:
@@ -253,7 +264,8 @@ class Relays:
             mark.stored, mark.epochs = record.end, relay.epochs
             figures.messages += count
             figures.looped += looped
-            figures.missed += sum([gap.count for gap in record.gaps if gap.reason != GapReason.REPLACED])
+            missed = sum([gap.count for gap in record.gaps if gap.reason != GapReason.REPLACED])
+            figures.missed = min(figures.missed + missed, LAST_OFFSET)  # reported by the edge, whatever it is
             relay.session.messages_in += count
             stored()
 
@@ -262,6 +274,7 @@ class Relays:
             if relay.is_open:
                 self.close(relay)
                 relay.ended(Code.STORAGE, text)
+            self._drop_unused(relay)
 
         self._queue.wait(on_stored, on_failed)
         if record.is_rewind:
@@ -298,6 +311,8 @@ class Relays:
             if origin is not None and origin[0] == self._log_id:
                 looped += entry.count
                 continue
+            if origin is not None and origin[1] + entry.count > LAST_OFFSET:
+                raise RequestFailure(Code.MALFORMED, f"the origin of the batch at offset {offset} is out of range")
             if plain:
                 check_extension(with_extension(entry, plain) if origin is not None else entry)
             if entry.topic not in seen:
@@ -313,6 +328,10 @@ class Relays:
         name = entry.topic
         if name not in relay.topics:
             session = relay.session
+            try:
+                check_topic(name)
+            except BadTopicError as error:
+                raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
             if name.startswith("$") or not any(matches(text, name) for text in relay.filters):
                 raise RequestFailure(Code.NOT_ALLOWED, f"the topic {shown(name)} is not among those of the bridge")
             if not self._catalogue.settings.access.may(session.principal, session.is_proved, "relay", name):

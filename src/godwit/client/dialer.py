@@ -97,11 +97,14 @@ class Dialer:
     def set_addresses(self, addresses: Sequence[Address], brokers: Mapping[Address, Hashable] | None = None) -> None:
         """Replace the addresses, from the next round on. The same ones keep their order, so that all get their turn.
 
+        Addresses that are not among them are not tried any more, also in the present round.
+
         `brokers` has the broker of each address; an address without an entry is a broker of its own.
         """
         self._brokers = {} if brokers is None else brokers
         if set(addresses) != set(self._addresses):
             self._addresses = deque(addresses)
+            self._untried = deque([address for address in self._untried if address in addresses])
 
     def begin(self, now: float) -> None:
         """Begin a round at once. Each round begins with another address."""

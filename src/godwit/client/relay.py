@@ -263,7 +263,7 @@ class RelaySender:
     def handle_read(self, piece: LogPiece, now: float, now_us: int) -> None:
         """Send the messages of a range of the log. A range that is not wanted any more is ignored."""
         self._now = now
-        self.end = max(piece.end, piece.next_offset)
+        self.end = max(self.end, piece.end, piece.next_offset)  # a commit may have been reported since it was read
         if self.state != "running" or piece.offset != self.position or piece.next_offset <= self.position:
             return
         self._note_gaps(piece)

@@ -317,6 +317,7 @@ class DurableLog:
         now_us: int,
         wake: Callable[[], None],
         on_notice: Callable[[Notice], None],
+        hold_from: int | None = None,
     ) -> None:
         """Open the folder, its log and its reset key. After an error nothing is left open.
 
@@ -326,6 +327,7 @@ class DurableLog:
             now_us: The time in microseconds since 1970.
             wake: Called in another thread; it must make the event loop call `log.work` soon.
             on_notice: Called with an event line.
+            hold_from: See the attribute. Retention begins at once, so the first value is needed here.
 
         Raises:
             StorageError: The folder or the log cannot be used.
@@ -351,8 +353,8 @@ class DurableLog:
         self.last_received_us = self._store.last_received_us
         """When its newest message arrived. The time of the log never goes backwards."""
         self._clock = _LogClock(self._store)
-        self.hold_from: int | None = None
-        """Retention deletes nothing from this offset on. It is read in the writer's thread."""
+        self.hold_from = hold_from
+        """Retention deletes nothing from this offset on; None: no limit. It is read in the writer's thread."""
         self.log = ThreadedLog(
             self._store, reader, wake=wake, on_notice=on_notice, retention=self._retention_step(rules), path=log_path
         )

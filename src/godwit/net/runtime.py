@@ -107,6 +107,8 @@ class ClientRuntime:
         self.last_reason = ""
         """Why the connection was lost, or could not be made, the last time."""
         self._resolver = resolver
+        self._brokers: dict[Address, tuple[str, int]] = {}
+        """Host and port of the broker of each address that the core uses, as the application gave them."""
         self._resolving: asyncio.Task[None] | None = None
         self._probe: ReachabilityProbe | None = None
         self._sockets = open_sockets(addresses, is_any=resolver is not None and resolver.is_open_ended)
@@ -158,13 +160,13 @@ class ClientRuntime:
         """Connect to one of the addresses, or use them from the next round on, if it is connected or trying."""
         usable = [address for address in addresses if family_of(address) in self._families]
         if usable:
-            brokers = None if self._resolver is None else self._resolver.brokers()
-            self.core.connect(usable, self.driver.clock(), brokers=brokers)
+            # Replaced together with the addresses: without its broker, an address would lose its key, too.
+            self._brokers = {} if self._resolver is None else self._resolver.brokers()
+            self.core.connect(usable, self.driver.clock(), brokers=self._brokers)
             self.schedule_flush()
 
     def _broker_of(self, address: Address) -> tuple[str, int] | None:
-        """Return host and port of the broker that has this address, as the application gave them."""
-        return None if self._resolver is None else self._resolver.brokers().get(address)
+        return self._brokers.get(address)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -236,7 +236,7 @@ class Service:
 
     def _hold_retention(self) -> None:
         """Let retention wait for the messages that a hub does not have yet, for bridges that want that."""
-        if self._durable is not None:
+        if self._durable is not None and self._bridges:
             held = [bridge.sender.confirmed or 0 for bridge in self._bridges if bridge.section.hold]
             self._durable.hold_from = min(held) if held else None
 
@@ -273,6 +273,8 @@ class Service:
             now_us=self._wall_clock_us(),
             wake=wake,
             on_notice=self._write_notice,
+            # Until the bridges run, nothing is known of what their hubs have.
+            hold_from=0 if any(section.hold for section in configuration.bridges) else None,
         )
         return self._durable.log
 

@@ -108,7 +108,7 @@ class BridgeSection:
     name: str
     """The link: the name of this broker's client at the hub."""
     hub: str
-    """HOST:PORT of the hub, several with commas between them."""
+    """HOST:PORT of the hub, also with udps:// and a fingerprint; several with commas between them."""
     filters: tuple[str, ...] = ("#",)
     prefix: str = ""
     """Put before every topic. Empty, or one or more levels with a slash at the end."""

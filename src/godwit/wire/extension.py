@@ -93,6 +93,7 @@ _MAX_CACHED_BYTES: Final = 512
 _ORIGIN_HEAD: Final = bytes((ExtensionKey.ORIGIN, 0x58, 24))
 _ORIGIN_BYTES: Final = len(_ORIGIN_HEAD) + 24
 _ORIGIN_LOG_BYTES: Final = 16
+_LAST_OFFSET: Final = 2**63 - 1
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -419,7 +420,10 @@ def _read_payload_format(value: Value) -> int:
 def _read_origin(value: Value) -> tuple[bytes, int]:
     if not isinstance(value, bytes) or len(value) != _ORIGIN_BYTES - len(_ORIGIN_HEAD):
         raise DecodeError("extension", "the origin does not have 24 bytes")
-    return value[:_ORIGIN_LOG_BYTES], int.from_bytes(value[_ORIGIN_LOG_BYTES:], "big")
+    offset = int.from_bytes(value[_ORIGIN_LOG_BYTES:], "big")
+    if offset > _LAST_OFFSET:
+        raise DecodeError("extension", f"the origin has the offset {offset}: at most {_LAST_OFFSET} is allowed")
+    return value[:_ORIGIN_LOG_BYTES], offset
 
 
 def _read_text(value: Value, name: str, min_bytes: int, max_bytes: int) -> str:

@@ -44,7 +44,7 @@ MAX_NAMES: Final = 0xFFFF
 ENTRY_BYTES: Final = _ENTRY.size
 """Size of an entry without its rest."""
 RECORD_BYTES: Final = _HEAD.size
-_LAST_OFFSET: Final = 2**63 - 1
+LAST_OFFSET: Final = 2**63 - 1
 
 
 class GapReason(IntEnum):
@@ -182,13 +182,13 @@ def decode_relay_record(data: bytes) -> RelayRecord:
     try:
         flags, begin, end, gap_count, name_count, entry_count = _HEAD.unpack_from(data)
         at = _HEAD.size
-        if flags & ~REWIND or not begin <= end <= _LAST_OFFSET:
+        if flags & ~REWIND or not begin <= end <= LAST_OFFSET:
             raise DecodeError("relay", f"the range {begin} to {end} with the flags {flags}")
         gaps: list[RelayGap] = []
         for _ in range(gap_count):
             gap = RelayGap(*_GAP.unpack_from(data, at))
             at += _GAP.size
-            if gap.reason > max(GapReason) or not gap.first < gap.end <= _LAST_OFFSET or gap.count > _LAST_OFFSET:
+            if gap.reason > max(GapReason) or not gap.first < gap.end <= LAST_OFFSET or gap.count > LAST_OFFSET:
                 raise DecodeError("relay", f"a gap from {gap.first} to {gap.end} with the reason {gap.reason}")
             gaps.append(gap)
         names: list[str] = []

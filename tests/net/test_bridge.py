@@ -209,7 +209,7 @@ def test_the_scheme_and_the_fingerprint_of_the_hub_are_used(tmp_path: Path) -> N
             async with broker(tmp_path / "edge", BridgeSection(name="edge", hub=pinned)) as edge:
                 await settled(edge)
         for hub_text in ("udps://hub:1#sha256:12", f"udp://hub:1#{other}"):
-            with pytest.raises(AddressError, match="bridge edge: .*fingerprint"):
+            with pytest.raises(AddressError, match=r"bridge edge: .*fingerprint"):
                 await broker(tmp_path / "edge", BridgeSection(name="edge", hub=hub_text)).start()
 
     run(test, deadline_s=120.0)

@@ -71,6 +71,9 @@ def test_the_java_of_a_package_is_used_if_there_is_no_other(tmp_path: Path, monk
     assert find_java({"JAVA_HOME": str(good), **nothing}, tmp_path / "none") == Java(good, 17)
     found = find_java(nothing, tmp_path / "none")
     assert found == Java(WHEEL_HOME, 21, runtime)
+    assert (
+        find_java({**nothing, **found.variables}, tmp_path / "none") == found
+    )  # in a program that was started with it
     (runtime / "bin" / "java").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
     arguments = ["-a b", "--add-modules=jdk.incubator.vector", "", "c"]
     ran = subprocess.run(

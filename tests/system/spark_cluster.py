@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pyspark
 
+from godwit.pipeline.java import find_java
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """Spark tries a slow task a second time on another host only."""
 START_S = 180.0
@@ -114,10 +116,11 @@ def _bare_python() -> str:
 
 
 def _clean() -> dict[str, str]:
-    """The environment of the tests without what a program in it would find packages by."""
+    """The environment of the tests without what a program in it would find packages by, and with Java."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GODWIT_", "PYSPARK_", "SPARK_"))}
     kept.pop("VIRTUAL_ENV", None)
-    return kept
+    java = find_java(os.environ)
+    return kept | (java.variables if java is not None else {})
 
 
 def _said(log: Path, pattern: str) -> str:

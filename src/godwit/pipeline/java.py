@@ -74,7 +74,7 @@ def missing_text(user: int) -> str:
 
 
 def _installed(environment: Mapping[str, str], system_folder: Path) -> Iterator[Java]:
-    seen = set()
+    seen = {WHEEL_HOME.resolve()}  # JAVA_HOME of a program that was started with the runtime of WHEEL: see below
     for home in _homes(environment, system_folder):
         real = home.resolve()
         if real not in seen:

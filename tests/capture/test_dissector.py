@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import pytest
 from tests.capture.dissected import (
     CLIENT_ID,
@@ -22,6 +23,8 @@ from tests.capture.dissected import (
 from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS, read_table
 
 from godwit.errors import Code
+from godwit.net.tls import ordered_suites
+from godwit.transport.protection import DirectionKey, Suite
 from godwit.wire import control
 from godwit.wire import packet as wire
 from godwit.wire.batch import Batch, Entry, encode_batch, make_entry, pack_rest
@@ -310,6 +313,59 @@ def test_sealed_packets_show_their_header(tmp_path: Path) -> None:
     assert frames_with(path, "checksum", begin) == []
 
 
+def sealed_session(suite: Suite, key_log: Path) -> tuple[Capture, list[tuple[bool, bytes]]]:
+    """A sealed connection: its packets, and the plain packets that its sealed ones contain. The secrets are logged."""
+    random, client_secret, server_secret = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+    key_log.write_text(
+        f"# a comment\nGODWIT_CLIENT_SECRET {random.hex()} {client_secret.hex()}\n"
+        f"GODWIT_SERVER_SECRET {random.hex()} {server_secret.hex()}\n"
+    )
+    capture = Capture()
+    accept = wire.AcceptFrame(SERVER_ID, bytes(16), bytes(16), cbor2.dumps({"seal": [suite.code]}))
+    capture.add(encode_packet(CLIENT_ID, 0, encode_frame(accept)), to_server=False)
+    hello = bytes.fromhex("160301003b 0100003703 03".replace(" ", "")) + random + b"\0" * 20
+    capture.add(encode_packet(SERVER_ID, 0, encode_frame(wire.CryptoFrame(0, 0, hello))))
+    batch = encode_batch(Batch([bytes(range(256)) * 4], published_us=1_763_200_000_000_000, qos=1))
+    contents = [
+        encode_frame(wire.PingFrame()),
+        encode_frame(wire.DataFrame(wire.WHOLE | wire.LAST, 0, 0, 0, None, encode_control(control.Ping(request=7)))),
+        encode_frame(wire.DataFrame(wire.WHOLE | wire.LAST, 20, 1, 0, None, batch)),
+    ]
+    keys = {True: DirectionKey(suite, client_secret), False: DirectionKey(suite, server_secret)}
+    plain: list[tuple[bool, bytes]] = []
+    for number in range(9):
+        for to_server in (True, False):
+            if number == 6 and to_server:
+                keys[True] = keys[True].next(suite)
+            key, frames = keys[to_server], contents[number % 3]
+            connection_id = SERVER_ID if to_server else CLIENT_ID
+            header = wire.HEADER.pack(key.first_byte, connection_id, number)
+            nonce = key.salt + (key.iv ^ number).to_bytes(8, "big")
+            capture.add(header + key.encrypt(nonce, frames, header), to_server=to_server)
+            plain.append((to_server, encode_packet(connection_id, number, frames)))
+    return capture, plain
+
+
+@needs_tshark
+@pytest.mark.parametrize("suite", ordered_suites(), ids=lambda suite: f"suite {suite.code}")
+def test_sealed_packets_are_decrypted_with_a_key_log(tmp_path: Path, suite: Suite) -> None:
+    """All frames are those of our decoder, also after a key update of one side."""
+    path, key_log = tmp_path / "sealed.pcapng", tmp_path / "keys.log"
+    capture, plain_packets = sealed_session(suite, key_log)
+    write_capture(path, capture.packets)
+    found = read_json(path, "-o", f"godwit.key_log:{key_log}")[2:]
+    expected = Expected()
+    for (_, packet), values in zip(plain_packets, found, strict=True):
+        assert values["godwit.opened"] == "1"
+        assert without_lone(plain(values)["godwit.frame"]) == without_lone(expected.packet(packet)["godwit.frame"])
+    assert found[12]["godwit.key_phase"] == "1"
+    assert frames_with(path, "malformed", 0) == []
+    for missing in ("", str(tmp_path / "none")):
+        assert all("godwit.opened" not in values for values in read_json(path, "-o", f"godwit.key_log:{missing}"))
+    key_log.write_text("GODWIT_CLIENT_SECRET 00 xx\n\x00\xff GODWIT\n" * 3)
+    assert all("godwit.opened" not in values for values in read_json(path, "-o", f"godwit.key_log:{key_log}"))
+
+
 @needs_tshark
 def test_hostile_texts_and_bytes_do_no_harm(tmp_path: Path) -> None:
     capture = session()
@@ -344,6 +400,8 @@ def test_codes_are_those_of_the_protocol() -> None:
     }
 
 
-@pytest.mark.parametrize("word", ["os.execute", "io.open", "io.popen", "dofile", "require"])
-def test_it_only_reads_packets(word: str) -> None:
-    assert word not in DISSECTOR.read_text(encoding="utf-8")
+@pytest.mark.parametrize("word", ["os.execute", "io.popen", "dofile", "require", "io.write", "io.output"])
+def test_it_only_reads_packets_and_the_key_log(word: str) -> None:
+    source = DISSECTOR.read_text(encoding="utf-8")
+    assert word not in source
+    assert re.findall(r"io\.\w+\(.*?\)", source) == ['io.open(godwit.prefs.key_log, "r")']

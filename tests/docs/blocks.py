@@ -146,7 +146,8 @@ class Session:
         if self._broker is not None:
             self._end(self._broker, 0)
             self._running.remove(self._broker)
-        command = command.partition("#")[0].strip().replace("127.0.0.1:1883", "127.0.0.1:0")
+        command = command.partition("#")[0].strip()
+        command = re.sub(r"127\.0\.0\.1:(1883|9464)\b", "127.0.0.1:0", command)
         command = f"{command} --listen {self.address}"
         ends = time.monotonic() + COMMAND_S
         while True:
@@ -165,11 +166,14 @@ class Session:
             time.sleep(0.1)
 
     def wait_for(self, command: str) -> None:
-        """Wait until a worker or a subscriber that was started is known to the broker."""
+        """Wait until a worker, a subscriber or a publisher with a name that was started is known to the broker."""
         words = shlex.split(command, comments=True)
         with godwit.sync.connect(self.address, timeout_s=COMMAND_S) as client:
             if words[1] == "worker":
                 while not any(one.name == words[2] for one in client.workers()):
+                    time.sleep(0.05)
+            elif words[1] == "pub" and "--name" in words:
+                while not any(one.name == words[words.index("--name") + 1] for one in client.clients()):
                     time.sleep(0.05)
             elif words[1] == "sub":
                 while not any(words[2] in filters for one in client.clients() for filters in one.subscriptions):

@@ -3,7 +3,8 @@
 --
 -- Packets are recognised on the ports of the preference, and on any port by their checksum. Fragments are joined to
 -- records per connection and channel; requests are linked with their replies, and fragments with earlier copies.
--- Sealed packets have no checksum: they are recognised after the handshake of their connection, and show their header.
+-- Sealed packets have no checksum: they are recognised after the handshake of their connection. They show their header,
+-- and with a key log (the preference key_log) their frames.
 
 local godwit = Proto("godwit", "Godwit")
 
@@ -17,10 +18,12 @@ local INTACT = 0x48674BC7
 
 -- Lua 5.2 has no operators for bits, and 5.4 no library: Wireshark's own is there in most versions.
 local bits = bit or bit32
-local band, bxor, rshift
+local band, bor, bxor, lshift, rshift
 if bits then
-  band, bxor, rshift = bits.band, bits.bxor, bits.rshift
+  band, bor, bxor, lshift, rshift = bits.band, bits.bor, bits.bxor, bits.lshift, bits.rshift
 else
+  bor = load("return function(a, b) return a | b end")()
+  lshift = load("return function(a, n) return (a << n) & 0xFFFFFFFF end")()
   band = load("return function(a, b) return a & b end")()
   bxor = load("return function(a, b) return a ~ b end")()
   rshift = load("return function(a, n) return (a & 0xFFFFFFFF) >> n end")()
@@ -63,6 +66,7 @@ define("checksum", ProtoField.uint32, "CRC-32C", base.HEX)
 define("checksum_status", ProtoField.string, "Status of the checksum")
 define("tag", ProtoField.bytes, "Tag")
 define("encrypted", ProtoField.bytes, "Encrypted frames")
+define("opened", ProtoField.bool, "Decrypted with the key log")
 define("length", ProtoField.uint32, "Length", base.DEC)
 define("to", ProtoField.string, "Receiver")
 define("frame", ProtoField.none, "Frame")
@@ -203,6 +207,7 @@ do
   godwit.experts = list
 end
 
+godwit.prefs.key_log = Pref.string("Key log", "", "File that GODWIT_KEY_LOG named, with the secrets of sealed connections")
 godwit.prefs.ports = Pref.range("UDP ports", "50000", "Ports of brokers", 65535)
 
 -- state of a capture --------------------------------------------------------------------------------------------------
@@ -211,9 +216,10 @@ local directions -- by connection id of the receiver, as text
 local pairs_by_address -- two directions by the addresses of both sides
 local facts -- what the first pass has found, by frame number
 local held_bytes
+local secrets -- of the key log; nil before it is read
 
 local function forget()
-  directions, pairs_by_address, facts, held_bytes = {}, {}, {}, 0
+  directions, pairs_by_address, facts, held_bytes, secrets = {}, {}, {}, 0, nil
 end
 forget()
 godwit.init = forget
@@ -221,7 +227,7 @@ godwit.init = forget
 local function new_direction(id)
   return {
     id = id, role = nil, other = nil, largest = nil, numbers = {}, fragments = {}, records = {}, channels = {},
-    requests = {}, topics = {}, publishers = {},
+    requests = {}, topics = {}, publishers = {}, keys = {}, generation = 0, newest = nil, session = nil,
   }
 end
 
@@ -250,6 +256,9 @@ local function link(client_id, server_id)
   directions[client_id], directions[server_id] = to_client, to_server
   to_client.role, to_server.role = "client", "server"
   to_client.other, to_server.other = to_server, to_client
+  to_client.session = to_client.session or {} -- what both directions of a sealed connection share
+  to_server.session = to_client.session
+  return to_client.session
 end
 
 -- checksum ------------------------------------------------------------------------------------------------------------
@@ -868,7 +877,7 @@ local function show_frame(tvb, at, item, context)
   end
   local layout = LAYOUTS[kind]
   if not layout then return nil, "unknown type of frame" end
-  local begin = at
+  local begin, suite = at, nil
   at = at + 1
   for _, entry in ipairs(layout) do
     if at + entry[2] > tvb:len() then return nil, "the frame is cut short" end
@@ -883,10 +892,18 @@ local function show_frame(tvb, at, item, context)
     if kind == 0x04 or kind == 0x05 then
       if length > 0 then
         local value = cbor_map(tvb(at, length):tvb(), item)
-        if value then item:add(fields["parameters"], tvb(at, length), value.json) end
+        if value then
+          item:add(fields["parameters"], tvb(at, length), value.json)
+          local seal = value.map.seal and value.map.seal.list
+          suite = seal and seal[1] and seal[1].number
+        end
       end
     elseif kind == 0x10 then
       if length > 0 then item:add(fields["crypto.body"], tvb(at, length)) end
+      local session = context.direction.session
+      if session and context.direction.role == "server" and tvb(begin + 1, 4):uint() == 0 and length >= 43 then
+        session.random = tvb(at + 11, 32):bytes():tohex():lower() -- in the client hello
+      end
     else
       local name = kind == 0x06 and "refuse.reason" or "close.reason"
       item:add(fields[name], length > 0 and tvb(at, length) or tvb(at - 2, 2), length > 0 and tvb(at, length):string() or "")
@@ -899,10 +916,241 @@ local function show_frame(tvb, at, item, context)
     at = at + 16
   end
   if kind == 0x05 and not context.visited then
-    link(context.direction.id, tvb(begin + 1, 8):bytes():tohex())
+    link(context.direction.id, tvb(begin + 1, 8):bytes():tohex()).suite = suite
     context.direction = directions[context.direction.id]
   end
   return at
+end
+
+-- sealed packets ------------------------------------------------------------------------------------------------------
+
+-- Their frames are decrypted with the secrets of a key log (GODWIT_KEY_LOG), if the handshake is in the capture. Tags
+-- are not checked: a forged packet shows as malformed frames.
+
+local function rotate(value, count) return bor(lshift(value, count), rshift(value, 32 - count)) end
+
+local function word_of(text, at)
+  local a, b, c, d = text:byte(at, at + 3)
+  return ((a * 256 + b) * 256 + c) * 256 + d
+end
+
+local function word_text(value)
+  value = value % 4294967296
+  return string.char(math.floor(value / 16777216), math.floor(value / 65536) % 256, math.floor(value / 256) % 256, value % 256)
+end
+
+local function xor_text(text, key)
+  local out = {}
+  for at = 1, #text do out[at] = string.char(bxor(text:byte(at), key:byte(at))) end
+  return table.concat(out)
+end
+
+-- SHA-256 (FIPS 180-4). The constants are the first bits of roots of primes.
+local sha_constants, sha_start = {}, {}
+do
+  local function fraction(value) return math.floor((value - math.floor(value)) * 4294967296) end
+  local prime = 2
+  while #sha_constants < 64 do
+    local is_prime = true
+    for divisor = 2, math.floor(prime ^ 0.5) do
+      if prime % divisor == 0 then is_prime = false end
+    end
+    if is_prime then
+      if #sha_start < 8 then sha_start[#sha_start + 1] = fraction(prime ^ 0.5) end
+      sha_constants[#sha_constants + 1] = fraction(prime ^ (1 / 3))
+    end
+    prime = prime + 1
+  end
+end
+
+local function sha256(text)
+  local length = #text
+  text = text .. "\128" .. string.rep("\0", (55 - length) % 64) .. "\0\0\0\0" .. word_text(length * 8)
+  local state = {}
+  for index = 1, 8 do state[index] = sha_start[index] end
+  for begin = 1, #text, 64 do
+    local words = {}
+    for index = 1, 16 do words[index] = word_of(text, begin + 4 * (index - 1)) end
+    for index = 17, 64 do
+      local first, second = words[index - 15], words[index - 2]
+      local small = bxor(bxor(rotate(first, 25), rotate(first, 14)), rshift(first, 3))
+      local large = bxor(bxor(rotate(second, 15), rotate(second, 13)), rshift(second, 10))
+      words[index] = (words[index - 16] + small + words[index - 7] + large) % 4294967296
+    end
+    local a, b, c, d, e, f, g, h = state[1], state[2], state[3], state[4], state[5], state[6], state[7], state[8]
+    for index = 1, 64 do
+      local sum = bxor(bxor(rotate(e, 26), rotate(e, 21)), rotate(e, 7))
+      local choice = bxor(band(e, f), band(bxor(e, 4294967295), g))
+      local first = h + sum + choice + sha_constants[index] + words[index]
+      local other = bxor(bxor(rotate(a, 30), rotate(a, 19)), rotate(a, 10))
+      local majority = bxor(bxor(band(a, b), band(a, c)), band(b, c))
+      h, g, f, e = g, f, e, (d + first) % 4294967296
+      d, c, b, a = c, b, a, (first + other + majority) % 4294967296
+    end
+    local now = { a, b, c, d, e, f, g, h }
+    for index = 1, 8 do state[index] = (state[index] + now[index]) % 4294967296 end
+  end
+  local out = {}
+  for index = 1, 8 do out[index] = word_text(state[index]) end
+  return table.concat(out)
+end
+
+-- HKDF-Expand (RFC 5869) to at most 32 bytes.
+local function expand(secret, label, length)
+  local key = secret .. string.rep("\0", 64 - #secret)
+  local inner = sha256(xor_text(key, string.rep("\54", 64)) .. "godwit 1 " .. label .. "\1")
+  return sha256(xor_text(key, string.rep("\92", 64)) .. inner):sub(1, length)
+end
+
+-- AES-128 (FIPS 197), encryption of a block.
+local aes_box = {}
+do
+  local p, q = 1, 1
+  repeat
+    p = band(bxor(bxor(p, lshift(p, 1)), p >= 128 and 0x1b or 0), 0xff)
+    q = bxor(q, lshift(q, 1))
+    q = bxor(q, lshift(q, 2))
+    q = band(bxor(q, lshift(q, 4)), 0xff)
+    if q >= 128 then q = bxor(q, 0x09) end
+    local turned = bxor(bxor(lshift(q, 1), lshift(q, 2)), bxor(lshift(q, 3), lshift(q, 4)))
+    turned = bxor(bxor(q, band(turned, 0xff)), rshift(turned, 8))
+    aes_box[p] = band(bxor(turned, 0x63), 0xff)
+  until p == 1
+  aes_box[0] = 0x63
+end
+
+local function doubled(value) return band(bxor(lshift(value, 1), value >= 128 and 0x1b or 0), 0xff) end
+
+local function aes_key(key)
+  local bytes, round = { key:byte(1, 16) }, 1
+  for at = 17, 176, 4 do
+    local a, b, c, d = bytes[at - 4], bytes[at - 3], bytes[at - 2], bytes[at - 1]
+    if at % 16 == 1 then
+      a, b, c, d = bxor(aes_box[b], round), aes_box[c], aes_box[d], aes_box[a]
+      round = doubled(round)
+    end
+    bytes[at], bytes[at + 1] = bxor(bytes[at - 16], a), bxor(bytes[at - 15], b)
+    bytes[at + 2], bytes[at + 3] = bxor(bytes[at - 14], c), bxor(bytes[at - 13], d)
+  end
+  return bytes
+end
+
+local function aes_block(key, text)
+  local state = { text:byte(1, 16) }
+  for at = 1, 16 do state[at] = bxor(state[at], key[at]) end
+  for round = 1, 10 do
+    local moved = {}
+    for at = 0, 15 do moved[at + 1] = aes_box[state[(at + 4 * (at % 4)) % 16 + 1]] end
+    if round < 10 then
+      for at = 1, 13, 4 do
+        local a, b, c, d = moved[at], moved[at + 1], moved[at + 2], moved[at + 3]
+        local all = bxor(bxor(a, b), bxor(c, d))
+        moved[at] = bxor(a, bxor(all, doubled(bxor(a, b))))
+        moved[at + 1] = bxor(b, bxor(all, doubled(bxor(b, c))))
+        moved[at + 2] = bxor(c, bxor(all, doubled(bxor(c, d))))
+        moved[at + 3] = bxor(d, bxor(all, doubled(bxor(d, a))))
+      end
+    end
+    for at = 1, 16 do state[at] = bxor(moved[at], key[16 * round + at]) end
+  end
+  return string.char((table.unpack or unpack)(state))
+end
+
+-- ChaCha20 (RFC 8439), a block of the key stream.
+local function little(text, at)
+  local a, b, c, d = text:byte(at, at + 3)
+  return ((d * 256 + c) * 256 + b) * 256 + a
+end
+
+local function chacha_block(key, counter, nonce)
+  local start = { 0x61707865, 0x3320646e, 0x79622d32, 0x6b206574 }
+  for index = 0, 7 do start[5 + index] = little(key, 1 + 4 * index) end
+  start[13] = counter
+  for index = 0, 2 do start[14 + index] = little(nonce, 1 + 4 * index) end
+  local x = {}
+  for index = 1, 16 do x[index] = start[index] end
+  local function quarter(a, b, c, d)
+    x[a] = (x[a] + x[b]) % 4294967296
+    x[d] = rotate(bxor(x[d], x[a]), 16) % 4294967296
+    x[c] = (x[c] + x[d]) % 4294967296
+    x[b] = rotate(bxor(x[b], x[c]), 12) % 4294967296
+    x[a] = (x[a] + x[b]) % 4294967296
+    x[d] = rotate(bxor(x[d], x[a]), 8) % 4294967296
+    x[c] = (x[c] + x[d]) % 4294967296
+    x[b] = rotate(bxor(x[b], x[c]), 7) % 4294967296
+  end
+  for _ = 1, 10 do
+    quarter(1, 5, 9, 13) quarter(2, 6, 10, 14) quarter(3, 7, 11, 15) quarter(4, 8, 12, 16)
+    quarter(1, 6, 11, 16) quarter(2, 7, 12, 13) quarter(3, 8, 9, 14) quarter(4, 5, 10, 15)
+  end
+  local out = {}
+  for index = 1, 16 do out[index] = word_text(x[index] + start[index]):reverse() end
+  return table.concat(out)
+end
+
+local function decrypt(keys, nonce, text)
+  local stream, block_bytes = {}, keys.aes and 16 or 64
+  for index = 1, math.ceil(#text / block_bytes) do
+    stream[index] = keys.aes and aes_block(keys.aes, nonce .. word_text(index + 1)) or chacha_block(keys.key, index, nonce)
+  end
+  return xor_text(text, table.concat(stream))
+end
+
+-- The secrets of the key log, by the random bytes of the client hello.
+local function read_key_log()
+  local found = {}
+  local file = godwit.prefs.key_log ~= "" and io.open(godwit.prefs.key_log, "r")
+  if not file then return found end
+  for line in file:lines() do
+    local side, random, secret = line:match("^GODWIT_(%u+)_SECRET (%x+) (%x+)%s*$")
+    if side and #random == 64 and #secret == 64 then
+      found[random:lower() .. " " .. side] = secret:gsub("%x%x", function(digits) return string.char(tonumber(digits, 16)) end)
+    end
+  end
+  file:close()
+  return found
+end
+
+-- The keys of a direction after this number of updates, or nil.
+local function keys_of(direction, generation)
+  local session = direction.session
+  if not session or not session.random or not session.suite then return nil end
+  secrets = secrets or read_key_log()
+  local known = direction.keys
+  if #known == 0 then
+    local secret = secrets[session.random .. (direction.role == "server" and " CLIENT" or " SERVER")]
+    if not secret then return nil end
+    known[1] = { secret = secret }
+  end
+  while #known <= generation do known[#known + 1] = { secret = expand(known[#known].secret, "update", 32) } end
+  local keys = known[generation + 1]
+  if not keys.iv then
+    keys.iv = expand(keys.secret, "iv", 12)
+    keys.key = expand(keys.secret, "key", session.suite == 1 and 16 or 32)
+    keys.aes = session.suite == 1 and aes_key(keys.key) or nil
+  end
+  return keys
+end
+
+-- Returns the frames of a sealed packet, or nil. Called once for each packet, in the order of the capture.
+local function open_frames(tvb, direction)
+  local number = tvb(9, 4):uint()
+  local phase = band(tvb(0, 1):uint(), 0x02) == 0 and 0 or 1
+  local generation = direction.generation
+  if phase ~= generation % 2 then
+    if number > (direction.newest or -1) then
+      generation = generation + 1
+      direction.generation = generation
+    else
+      generation = generation - 1 -- a late packet of the former key
+    end
+  end
+  if number > (direction.newest or -1) then direction.newest = number end
+  if generation < 0 then return nil end
+  local keys = keys_of(direction, generation)
+  if not keys then return nil end
+  local nonce = keys.iv:sub(1, 4) .. xor_text(keys.iv:sub(5), "\0\0\0\0" .. tvb(9, 4):raw())
+  return decrypt(keys, nonce, tvb(HEADER_BYTES, tvb:len() - HEADER_BYTES - TAG_BYTES):raw())
 end
 
 -- packets -------------------------------------------------------------------------------------------------------------
@@ -949,6 +1197,32 @@ local function show_fact(tree, fact)
   end
 end
 
+-- Shows frames from a position on, and returns them in a few words.
+local function show_frames(frames, at, tree, fact, visited, pinfo)
+  local words, place = {}, 0
+  local context = {
+    direction = fact.direction, visited = visited, number = pinfo.number,
+    info = function(word) words[#words + 1] = word end,
+    found = function() -- what the first pass has found about the next frame or control message
+      place = place + 1
+      if not fact.data[place] then fact.data[place] = {} end
+      return fact.data[place]
+    end,
+  }
+  while at < frames:len() do
+    local item = tree:add(fields["frame"], frames(at, frames:len() - at))
+    local after, problem = show_frame(frames, at, item, context)
+    if not after then
+      item:add_proto_expert_info(experts.malformed, problem)
+      words[#words + 1] = "malformed"
+      break
+    end
+    item:set_len(after - at)
+    at = after
+  end
+  return table.concat(words, " ")
+end
+
 local function show_sealed(tvb, pinfo, tree)
   local length = tvb:len()
   if length <= HEADER_BYTES + TAG_BYTES then
@@ -957,8 +1231,15 @@ local function show_sealed(tvb, pinfo, tree)
   end
   tree:add(fields["encrypted"], tvb(HEADER_BYTES, length - HEADER_BYTES - TAG_BYTES))
   tree:add(fields["tag"], tvb(length - TAG_BYTES, TAG_BYTES))
-  show_fact(tree, (fact_of(tvb, pinfo, true)))
-  pinfo.cols.info = string.format("%d: sealed, %d bytes", tvb(9, 4):uint(), length)
+  local fact, visited = fact_of(tvb, pinfo, true)
+  show_fact(tree, fact)
+  if not visited then fact.frames = open_frames(tvb, fact.direction) end
+  local words = ""
+  if fact.frames then
+    tree:add(fields["opened"], true):set_generated()
+    words = " " .. show_frames(ByteArray.new(fact.frames, true):tvb("Frames"), 0, tree, fact, visited, pinfo)
+  end
+  pinfo.cols.info = string.format("%d: sealed, %d bytes%s", tvb(9, 4):uint(), length, words)
 end
 
 function godwit.dissector(tvb, pinfo, root)
@@ -997,30 +1278,8 @@ function godwit.dissector(tvb, pinfo, root)
   local is_handshake = (kind >= 0x02 and kind <= 0x06) or kind == 0x0f or kind == 0x10
   local fact, visited = fact_of(tvb, pinfo, not is_handshake)
   show_fact(tree, fact)
-  local words, place = {}, 0
-  local context = {
-    direction = fact.direction, visited = visited, number = pinfo.number,
-    info = function(word) words[#words + 1] = word end,
-    found = function() -- what the first pass has found about the next frame or control message
-      place = place + 1
-      if not fact.data[place] then fact.data[place] = {} end
-      return fact.data[place]
-    end,
-  }
-  local frames = tvb(0, length - 4):tvb()
-  local at = HEADER_BYTES
-  while at < frames:len() do
-    local item = tree:add(fields["frame"], tvb(at, frames:len() - at))
-    local after, problem = show_frame(frames, at, item, context)
-    if not after then
-      item:add_proto_expert_info(experts.malformed, problem)
-      words[#words + 1] = "malformed"
-      break
-    end
-    item:set_len(after - at)
-    at = after
-  end
-  pinfo.cols.info = string.format("%d: %s", tvb(9, 4):uint(), table.concat(words, " "))
+  local words = show_frames(tvb(0, length - 4):tvb(), HEADER_BYTES, tree, fact, visited, pinfo)
+  pinfo.cols.info = string.format("%d: %s", tvb(9, 4):uint(), words)
   return length
 end
 

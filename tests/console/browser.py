@@ -33,7 +33,7 @@ HOSTILE = [
     "\u202eevil\u202c",
     "[bold red]x[/]",
     "'\"&amp;<b>",
-    "{{7*7}}",
+    "{{constructor}}",
 ]
 """Names that are allowed as levels of topics and as names of clients."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import re
 from itertools import pairwise
@@ -17,6 +18,7 @@ from tests.wire.strategies import REASONS
 from godwit import limits
 from godwit.broker.settings import Settings
 from godwit.errors import FINAL_CODES
+from godwit.net.broker_figures import disk_figures, lag_figures, network_figures
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
@@ -205,13 +207,20 @@ def test_the_index_of_control_messages() -> None:
         assert re.findall(r"^## (\d+) ", above, re.MULTILINE)[-1] == section, kind
 
 
-def test_the_table_of_figures() -> None:
+def test_the_table_of_figures(tmp_path: Path) -> None:
     store = MemoryStore(log_id=b"")
     server = Server(Settings(), MemoryLog(store), entropy=bytes, now=0.0, epoch_us=0)
     named = {row[0] for row in read_table("### Figures of the broker")}
     sockets = {"", "/kernel", "/packet/<reason>", "/socket/<reason>"}  # added by the process that has the sockets
     network = {f"$sys/network/dropped{name}" for name in sockets}
-    assert named == {f"$sys/{name}" for name in server.broker.figures()} | network
+    log = "writable commits commit_us/p99 commit_us/total deleted retention"  # of a log on disk
+    process = {
+        *asyncio.run(network_figures(server)),
+        *asyncio.run(lag_figures(server)),
+        *disk_figures(tmp_path),
+        *(f"log/{name}" for name in log.split()),
+    }
+    assert named == {f"$sys/{name}" for name in (*server.broker.figures(), *process)} | network
 
 
 def marked_as_protocol() -> set[str]:

@@ -10,12 +10,12 @@ export function clientsPage(view, api, query) {
   const grid = new Grid({
     label: "Clients",
     columns: [
-      { title: "Client", width: "minmax(130px, 1.6fr)", sort: "name", cell: (row) => [h("span", { cls: `dot dot-cell ${row.address ? "online" : ""}` }), shown(row.name)] },
-      { title: "Address", width: "minmax(130px, 1.1fr)", cls: "mono", thin: "minmax(90px, 1fr)", cell: (row) => (row.address ? shown(row.address) : h("span", { cls: "pill" }, "away")) },
+      { title: "Client", width: "minmax(130px, 1.6fr)", thin: "minmax(80px, 1.6fr)", sort: "name", cell: (row) => [h("span", { cls: `dot dot-cell ${row.address ? "online" : ""}` }), shown(row.name)] },
+      { title: "Address", width: "minmax(130px, 1.1fr)", cls: "mono", thin: "minmax(70px, 1fr)", cell: (row) => (row.address ? shown(row.address) : h("span", { cls: "pill" }, "away")) },
       { title: "Since", width: "104px", narrow: false, sort: "since", cell: (row) => (row.since_us ? ago(row.since_us) : "–") },
       { title: "Subscriptions", width: "minmax(90px, 1.1fr)", narrow: false, cls: "mono", cell: (row) => [shown(row.subscriptions.map((one) => one.join(" + ")).join("; "), { max: 200 }), row.subscription_count > 3 ? ` +${row.subscription_count - 3}` : ""] },
-      { title: "In", width: "62px", cls: "num", sort: "in", cell: (row) => short(row.messages_in || 0) },
-      { title: "Out", width: "62px", cls: "num", sort: "out", cell: (row) => short(row.messages_out || 0) },
+      { title: "In", width: "62px", thin: "44px", cls: "num", sort: "in", cell: (row) => short(row.messages_in || 0) },
+      { title: "Out", width: "62px", thin: "44px", cls: "num", sort: "out", cell: (row) => short(row.messages_out || 0) },
       { title: "Round trip", width: "82px", cls: "num", sort: "round_trip", narrow: false, cell: (row) => (row.round_trip_us ? ms(row.round_trip_us / 1000) : "–") },
       { title: "Lost", width: "64px", cls: "num", sort: "lost", narrow: false, cell: (row) => percent(loss(row)) },
       { title: "Sent", width: "82px", cls: "num", sort: "bytes", narrow: false, cell: (row) => (row.bytes_sent ? bytes(row.bytes_sent) : "–") },

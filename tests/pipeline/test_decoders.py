@@ -525,6 +525,32 @@ class _Failing(Decoder):
         raise ValueError("broken")
 
 
+@pytest.mark.parametrize(
+    ("result", "reason", "text"),
+    [
+        ("a text", "decoder failed", "it returned str"),
+        (Decoded([("temperature", 1.0)]), "decoder failed", "a reading is of the type tuple"),  # type: ignore[list-item]
+        (Decoded([Reading("x", "5", "")]), "decoder failed", "the value of x is str"),  # type: ignore[arg-type]
+        (Decoded([Reading("x", 5.0, None)]), "decoder failed", "are texts"),  # type: ignore[arg-type]
+        (Decoded([Reading("", 5.0, "")]), "decoder failed", "are texts"),
+        (Decoded([Reading("x", float("nan"), "")]), "not finite", "x is nan"),
+        (SystemExit("bye"), "decoder failed", "SystemExit: bye"),
+    ],
+)
+def test_results_that_no_table_can_hold_are_rejected(result: Any, reason: str, text: str) -> None:
+    class Foreign(_Failing):
+        def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
+            if isinstance(result, BaseException):
+                raise result
+            found: Decoded = result
+            return found
+
+    found, name = DecoderSet([Foreign]).decode(DecoderMessage("a", b"1"))
+    assert isinstance(found, Rejected)
+    assert (found.reason, name) == (reason, "failing")
+    assert text in found.detail
+
+
 def test_a_decoder_that_fails_is_named() -> None:
     found, name = DecoderSet([_Failing]).decode(DecoderMessage("a", b"1"))
     assert (found, name) == (Rejected("decoder failed", "the decoder failing: ValueError: broken"), "failing")

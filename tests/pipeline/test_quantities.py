@@ -130,3 +130,8 @@ def test_topics() -> None:
     assert quantity_of_topic("home/temperature/max") is None
     assert quantity_of_topic("home/temperature/bananas") is None
     assert plain(" µg/m³ ") == "µg/m3"
+
+
+@pytest.mark.parametrize("text", ["m**9**9**9**9", "Pa**(9**9**9)", "Pa**99999999", "(Pa)**9**9**9**9"])
+def test_powers_that_nobody_can_compute_are_no_units(text: str) -> None:
+    assert scale_of(text, "pressure") is None

@@ -185,6 +185,12 @@ def _with_default(
     quantity: str, known: Quantity, number: float, name: str, time_us: int | None, is_ds18b20: bool
 ) -> Reading:
     """Return a reading whose unit is not stated."""
+    if quantity == "power_factor" and 1 < abs(number) <= 100:
+        raise RejectedError(
+            "ambiguous",
+            f"{name or quantity} is {number:g} without a unit: percent, or a failure; state the unit in the payload or "
+            "in [[pipeline.decoder]]",
+        )
     _check(quantity, known, number, known.bounds, name, is_ds18b20)
     if known.default is None:
         return Reading(quantity, number, "", name, time_us, DEFAULT)

@@ -170,6 +170,7 @@ _TWICE_ENCODED: Final = re.compile("Â(?=[°ºµ²³])|&deg;")
 """Signs that were read as Latin-1 and written as UTF-8 again, and the sign of HTML."""
 _BLANKS: Final = re.compile(r"\s+")
 _PINT_TEXT: Final = re.compile(r"[A-Za-zµΩ°][A-Za-z0-9µΩ°./*_() -]{0,31}\Z")
+_SMALL_POWER: Final = re.compile(r"\*\*-?[1-4](?![\d.*(])")
 _NOT_FOR_PINT: Final = frozenset(("mhg", "k", "c", "f"))
 """Texts that pint reads as units that no device means: metres of mercury, degrees without a sign."""
 _EXPONENT: Final = re.compile(r"(?<=[A-Za-z])(-?[123])(?![0-9A-Za-z])")
@@ -247,6 +248,8 @@ def _scale_of(text: str, kind: str) -> UnitScale | None:
             found = scale
     if found is not None or not kind or not _PINT_TEXT.match(text) or lower in _NOT_FOR_PINT:
         return found
+    if "**" in _SMALL_POWER.sub("", text):  # pint would compute m**9**9**9
+        return None
     if kind == "temperature":  # no thermometer has prefixes of kelvin
         return None
     return _scale_by_pint(text, kind)

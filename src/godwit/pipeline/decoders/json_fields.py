@@ -85,6 +85,8 @@ _NO_VALUES: Final = frozenset(
      "diagnostic", "raw", "code")
 )  # fmt: skip
 """Words of an object whose `value` is an identity or a state: {"serial-number": {"value": 7}}."""
+_CODES: Final = frozenset(("protocol", "bits"))
+"""Fields beside which `value` is the code of a remote control."""
 NO_VALUE: Final = frozenset(
     ("", "-", "--", "---", "nan", "null", "none", "n/a", "na", "unknown", "unavailable", "error", "err", "inf", "-inf")
 )
@@ -221,6 +223,8 @@ class JsonFields:
         found = {
             key: field for key in keys if (field := self._field(key, path)) is not None and key not in self._ignored
         }
+        if not _CODES.isdisjoint(lower):
+            found = {key: field for key, field in found.items() if field.quantity != VALUE or key in self._fields}
         for key in [one for one in found if one.lower().startswith("current_")]:
             found.pop(key[len("current_") :], None)  # beside current_temperature, temperature is the one that is set
         times = [lower[name] for name in TIMES if name in lower]
@@ -438,7 +442,7 @@ class JsonFields:
         return found
 
 
-_SUPPLY: Final = frozenset(("battery", "voltage"))
+_SUPPLY: Final = frozenset(("battery", "voltage", "power_factor"))
 """Quantities that remain in `extra` if their unit is unclear, rather than reject the message."""
 
 
@@ -514,7 +518,8 @@ class _Walk:
 
     def _visit_below(self, key: str, value: Any, path: str, time_us: int | None, level: int) -> None:
         words = words_of(key)
-        is_identity = isinstance(value, dict) and "value" in value and not _NO_VALUES.isdisjoint(words)
+        is_identity = not _NO_VALUES.isdisjoint(words) or key.lower().endswith("year")
+        is_identity = is_identity and isinstance(value, dict) and "value" in value
         if field_of(key) is None and (is_identity or not PARTS.isdisjoint(words)):
             self.rest[path + key] = value
             return

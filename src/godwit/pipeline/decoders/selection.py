@@ -15,6 +15,7 @@ the first candidate is the one for flat JSON or plain numbers, `decode_quickly` 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -27,7 +28,17 @@ from godwit.pipeline.decoders.home_assistant import HomeAssistantDecoder
 from godwit.pipeline.decoders.objects import BinaryMapDecoder, FlatJsonDecoder, NestedJsonDecoder
 from godwit.pipeline.decoders.owntracks import OwnTracksDecoder
 from godwit.pipeline.decoders.plain_text import NumberDecoder, SentenceDecoder
-from godwit.pipeline.decoders.results import ARRAY, BINARY, OBJECT, TEXT, WORDS, Decoded, Rejected, RejectedError
+from godwit.pipeline.decoders.results import (
+    ARRAY,
+    BINARY,
+    OBJECT,
+    TEXT,
+    WORDS,
+    Decoded,
+    Reading,
+    Rejected,
+    RejectedError,
+)
 from godwit.pipeline.decoders.rtl_433 import Rtl433Decoder
 from godwit.pipeline.decoders.senml import SenmlDecoder
 from godwit.pipeline.decoders.shelly import ShellyGen1Decoder, ShellyGen2Decoder
@@ -246,6 +257,8 @@ class DecoderSet:
                 context = DecoderContext(self._definitions, name, message.broker, message.offset, inner)
                 found = decoder.decode(message, context)
                 if found is not None:
+                    if not type(decoder).__module__.startswith(_PACKAGE):
+                        _check_foreign(found)
                     return _checked(found), name
             if configured is not None:
                 text = f"the decoder {name} is configured for this topic, and this is not of its format"
@@ -256,7 +269,7 @@ class DecoderSet:
                 return Rejected("bad payload", text), name
         except RejectedError as error:
             return error.rejection, name
-        except Exception as error:  # of any decoder: other messages must not suffer
+        except (Exception, SystemExit) as error:  # of any decoder: other messages must not suffer
             text = " ".join(str(error).split())[:200]
             return Rejected("decoder failed", f"the decoder {name}: {type(error).__name__}: {text}"), name
         return _unknown(message), ""
@@ -344,6 +357,27 @@ def _checked(found: Decoded | Rejected) -> Decoded | Rejected:
     if isinstance(found, Decoded) and len(found.readings) > MAX_READINGS:
         return Rejected("too many fields", f"{len(found.readings)} readings in one message: at most {MAX_READINGS}")
     return found
+
+
+_PACKAGE: Final = "godwit.pipeline.decoders."
+
+
+def _check_foreign(found: Any) -> None:
+    """Raise TypeError or RejectedError if a decoder of another package returned what no table can hold."""
+    if isinstance(found, Rejected):
+        return
+    if not isinstance(found, Decoded):
+        raise TypeError(f"it returned {type(found).__name__}, and should return Decoded, Rejected or None")
+    for one in found.readings:
+        if not isinstance(one, Reading):
+            raise TypeError(f"a reading is of the type {type(one).__name__}, and should be a Reading")
+        texts = (one.quantity, one.unit, one.name, one.unit_source)
+        if not one.quantity or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"quantity, unit, name and unit_source of a reading are texts: {texts!r:.100}")
+        if isinstance(one.value, bool) or not isinstance(one.value, int | float):
+            raise TypeError(f"the value of {one.quantity[:40]} is {type(one.value).__name__}, and should be a number")
+        if not math.isfinite(one.value):
+            raise RejectedError("not finite", f"{one.quantity[:40]} is {one.value}")
 
 
 def _unknown(message: DecoderMessage) -> Rejected:

@@ -102,6 +102,10 @@ class Credentials(msgspec.Struct, kw_only=True):
         """Return whether the client knows the secret of its name. Must take the same time for every wrong secret."""
         return False
 
+    def is_certified(self, name: str, fingerprint: str) -> bool:
+        """Return whether the client has a certificate for a name: with this key, or any valid one if that is empty."""
+        return False
+
 
 class Peer:
     """One connection of a client. A protocol overrides the methods; the core maintains the attributes."""

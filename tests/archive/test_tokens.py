@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,22 @@ def test_others_are_sent_away(tmp_path: Path, values: list[str | bytes], complai
         check.start_call(None, {"authorization": values})
     with pytest.raises(flight.FlightUnauthenticatedError, match="wants a token"):
         check.start_call(None, {})
+
+
+def test_a_token_expires(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text('brief {"expires": "2026-12-01T08:00:00Z"}\nlong {"publish": []}\n')
+    clock = [datetime(2026, 12, 1, 7, 59, tzinfo=UTC)]
+    tokens = TokenFile(path, lambda text: None, lambda: clock[0])
+    assert tokens.find(b"brief") is not None
+    clock[0] = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
+    assert tokens.find(b"brief") is None
+    assert tokens.find(b"long") is not None
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "2026-12-01T08:00:00"])
+def test_a_wrong_time_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f'brief {{"expires": "{text}"}}\n')
+    with pytest.raises(ConfigurationError, match="offset from UTC"):
+        TokenFile(path, lambda text: None)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import godwit
 import godwit.net.runtime as runtime_module
 from godwit.errors import AddressError, ConfigurationError, SealingError, UsageError
+from godwit.net.authority import issue_for_broker, issue_for_client, new_authority, write_identity
 from godwit.net.connecting import connect
 from godwit.net.security import (
     BrokerSecurity,
@@ -26,7 +28,7 @@ from godwit.net.security import (
     securities_of,
 )
 from godwit.net.service import Service
-from godwit.net.tls import stored_identity
+from godwit.net.tls import load_identity, new_identity, stored_identity
 from godwit.server.configuration import Configuration, SecuritySection, load_configuration
 from godwit.transport.events import Address
 from godwit.transport.protection import is_sealed
@@ -277,8 +279,6 @@ def test_the_secret_of_a_name_is_bound_to_the_exported_key(tmp_path: Path) -> No
             "[access]\nanonymous = false\n[[access.client]]\nname = 'one'\nsecret = 'a long and random secret'\n"
             "[[access.rule]]\nclients = ['*']\nallow = ['publish']\ntopics = ['#']\n[security]\nplain = 'refuse'\n"
         )
-        from dataclasses import replace
-
         settings = load_configuration(text, read_secret=lambda path: b"")
         async with Service(replace(settings, listen=["127.0.0.1:0"])) as service:
             url = service.urls[0]
@@ -294,6 +294,80 @@ def test_the_secret_of_a_name_is_bound_to_the_exported_key(tmp_path: Path) -> No
                 await connect(url, secret="another secret", **options)
 
     asyncio.run(main())
+
+
+async def publish_until_refused(client: Any) -> None:
+    while True:
+        await client.publish("plant/press-7/t", b"x")
+
+
+def test_certificates_prove_names_of_clients(tmp_path: Path) -> None:
+    """By the authority, or by the fingerprint of a key; for the own name only, and only as long as it is listed."""
+    authority, stranger = new_authority(), new_authority("another")
+    write_identity(tmp_path, "ca", authority)
+    files = {
+        "press-7": write_identity(tmp_path, "press-7", issue_for_client(authority, "press-7")),
+        "false": write_identity(tmp_path, "false", issue_for_client(stranger, "press-7")),
+        "pinned": write_identity(tmp_path, "pinned", new_identity()),
+        "server": write_identity(tmp_path, "server", issue_for_broker(authority, ["press-7"])),
+    }
+    pin = load_identity(*files["pinned"]).fingerprint
+    text = (
+        "[access]\nanonymous = false\n"
+        "[[access.client]]\nname = 'press-7'\ncertificate = 'ca'\n"
+        f"[[access.client]]\nname = 'pinned'\ncertificate = '{pin}'\n"
+        "[[access.client]]\nname = 'other'\nsecret = 'a long and random secret'\n"
+        "[[access.rule]]\nclients = ['p*']\nallow = ['publish']\ntopics = ['plant/{client}/#']\n"
+        "[security]\nplain = 'refuse'\nclient_ca = 'ca.crt'\n"
+    )
+    settings = load_configuration(text, read_secret=lambda path: b"", folder=tmp_path)
+
+    async def main() -> None:
+        async with Service(replace(settings, listen=["127.0.0.1:0"])) as service:
+
+            def opening(name: str, file: str | None) -> Any:
+                certificate, key = (None, None) if file is None else files[file]
+                own = security(tmp_path, certificate=certificate, key=key)
+                return connect(service.urls[0], name=name, timeout_s=60.0, security=own)
+
+            for name in ("press-7", "pinned"):
+                async with opening(name, name) as client:
+                    await client.publish(f"plant/{name}/t", b"x")
+                    with pytest.raises(godwit.AccessError):
+                        await client.publish("plant/other/t", b"x")
+            for name, file in (
+                ("press-7", None),
+                ("press-7", "false"),
+                ("press-7", "pinned"),
+                ("press-7", "server"),
+                ("pinned", "press-7"),
+                ("other", "press-7"),
+                ("unlisted", "press-7"),
+            ):
+                with pytest.raises(godwit.AccessError):
+                    await opening(name, file)
+            async with opening("press-7", "press-7") as client:
+                without = load_configuration(
+                    text.replace("'press-7'", "'press-8'"), read_secret=lambda path: b"", folder=tmp_path
+                )
+                service.reload(replace(without, listen=["127.0.0.1:0"]))
+                with pytest.raises(godwit.GodwitError):
+                    await publish_until_refused(client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("certificate = 'ca'", "give client_ca"),
+        ("certificate = 'sha256:12'", "64 hexadecimal digits"),
+        ("", "give either secret or secret_file"),
+    ],
+)
+def test_wrong_certificates_of_clients_in_the_configuration(line: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        load_configuration(f"[[access.client]]\nname = 'a'\n{line}\n", read_secret=lambda path: b"")
 
 
 def test_nothing_of_the_application_is_visible_on_the_wire(tmp_path: Path) -> None:
@@ -339,3 +413,47 @@ def test_configuration_of_security(tmp_path: Path) -> None:
         load("[security]\nplain = 'never'\n")
     with pytest.raises(ConfigurationError, match="only one of certificate and key"):
         load("[security]\nkey = 'a.key'\n")
+
+
+def test_logins_refusals_kicks_and_new_rules_are_on_the_audit_topics(tmp_path: Path) -> None:
+    text = (
+        "[access]\nanonymous = false\n"
+        "[[access.client]]\nname = 'operator'\nsecret = 'a long and random secret'\n"
+        "[[access.client]]\nname = 'press'\nsecret = 'another long and random one'\n"
+        "[[access.rule]]\nclients = ['operator']\nallow = ['subscribe', 'kick']\ntopics = ['$audit/#']\n"
+        "[[access.rule]]\nclients = ['press']\nallow = ['subscribe']\ntopics = ['#']\n"
+    )
+    settings = load_configuration(text, read_secret=lambda path: b"", folder=tmp_path)
+
+    async def main() -> None:
+        configuration = replace(settings, listen=["127.0.0.1:0"])
+        async with Service(configuration) as service:
+            url, timeout = service.urls[0], 60.0
+            secret = "a long and random secret"
+            opening = connect(url, name="operator", secret=secret, timeout_s=timeout)
+            async with opening as operator, operator.subscribe("$audit/#") as events:
+
+                async def wait_for(kind: str, word: str) -> dict[str, Any]:
+                    async with asyncio.timeout(120):
+                        async for message in events:
+                            event: dict[str, Any] = message.json()
+                            if event["event"] == kind and word in event["text"]:
+                                assert message.topic == f"$audit/{kind}"
+                                return event
+                    raise AssertionError
+
+                with pytest.raises(godwit.AccessError):
+                    await connect(url, name="press", secret="a wrong one", timeout_s=timeout)
+                assert "'press' is missing or wrong" in (await wait_for("refused", "press"))["text"]
+                other = "another long and random one"
+                async with connect(url, name="press", secret=other, timeout_s=timeout) as client:
+                    assert (await wait_for("connected", "press"))["client"] == "press"
+                    with pytest.raises(godwit.AccessError):
+                        async with client.subscribe("$audit/#"):
+                            pass
+                    await operator.kick("press")
+                    await wait_for("kicked", "press")
+                service.reload(configuration)
+                await wait_for("reloaded", "")
+
+    asyncio.run(main())

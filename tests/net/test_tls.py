@@ -37,6 +37,7 @@ from godwit.net.tls import (
     self_signed,
     stored_identity,
 )
+from godwit.transport.protection import DirectionKey
 from godwit.transport.sealing import EXPORTER_LABEL, CryptoStream, TlsError, TlsSession
 from godwit.wire.packet import CryptoFrame
 
@@ -115,6 +116,31 @@ def test_the_exporter_is_that_of_rfc_8446() -> None:
     for label, parameters in ((EXPORTER_LABEL, b"x" * 32), (b"EXPORTER-other", b"")):
         book = exported_by_the_book(secrets[0], label, parameters, 96)
         assert book == client.export(label, 96, parameters) == server.export(label, 96, parameters)
+
+
+def test_a_key_log_opens_the_packets_of_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the file, the random bytes in the client hello and a recorded packet alone."""
+    path = tmp_path / "keys.log"
+    client, server, _ = pair()
+    shake_hands(client, server)
+    client.export(EXPORTER_LABEL, 96, b"context")
+    assert not path.exists(), "off by default"
+    monkeypatch.setenv("GODWIT_KEY_LOG", str(path))
+    client, server, _ = pair()
+    hello = client.start()
+    finished = client.receive(server.receive(hello))
+    server.receive(finished)
+    material = client.export(EXPORTER_LABEL, 96, b"context")
+    client.export(b"EXPORTER-other", 96, b"context")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "everything can be read" in caplog.text
+    lines = [line.split() for line in path.read_text().splitlines()]
+    secrets = {kind: bytes.fromhex(secret) for kind, random, secret in lines if random == hello[11:43].hex()}
+    assert secrets == {"GODWIT_CLIENT_SECRET": material[:32], "GODWIT_SERVER_SECRET": material[32:64]}
+    sender, reader = (DirectionKey(AES_128_GCM, secrets["GODWIT_CLIENT_SECRET"]) for _ in range(2))
+    assert reader.decrypt(bytes(12), sender.encrypt(bytes(12), b"frames", b"header"), b"header") == b"frames"
 
 
 # -- refused handshakes -----------------------------------------------------------------------------------------------

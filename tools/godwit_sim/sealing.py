@@ -64,6 +64,25 @@ class ClearAead:
 CLEAR: Final = Suite(99, "clear", key_bytes=32, max_forged=2**36, make=ClearAead, error=ForgedError)
 
 
+class HidingAead(ClearAead):
+    """The same with encrypted data, by the bytes of a hash function. For worlds that check what can be read."""
+
+    def _hide(self, nonce: bytes, data: bytes | memoryview) -> bytes:
+        stream = hashlib.shake_128(self._key + nonce).digest(len(data))
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
+
+    def encrypt(self, nonce: bytes, data: bytes | memoryview, associated_data: bytes) -> bytes:
+        """Return the encrypted data with its tag."""
+        return super().encrypt(nonce, self._hide(nonce, data), associated_data)
+
+    def decrypt(self, nonce: bytes, data: bytes | memoryview, associated_data: bytes) -> bytes:
+        """Return the data without its tag. Raises ForgedError if the tag is wrong."""
+        return self._hide(nonce, super().decrypt(nonce, data, associated_data))
+
+
+HIDING: Final = Suite(98, "hiding", key_bytes=32, max_forged=2**36, make=HidingAead, error=ForgedError)
+
+
 class StandInSession:
     """A handshake of three messages with random bytes; the last one proves that both sides have seen the same."""
 
@@ -115,7 +134,7 @@ class StandInSession:
         return self._is_done
 
     def check_peer(self) -> None:
-        """Refuse the peer if that was asked for."""
+        """Refuse the peer if that was asked for. No client has a certificate."""
         if self._problem:
             raise TlsError(self._problem)
 

@@ -4,6 +4,7 @@ The file holds one token a line, perhaps followed by its rights as a JSON object
 
     5up3rs3cr3t
     n1ghtj0b     {"publish": ["alerts/#"], "names": ["night-job"], "read": ["home/#"]}
+    gu3st        {"publish": [], "expires": "2026-12-01T08:00:00Z"}
 
 It is read again when it has changed, so tokens and rights can be changed while the archive runs.
 """
@@ -14,6 +15,7 @@ import hmac
 import re
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,11 +52,17 @@ def rights_of(context: Any) -> TokenRights:
 class TokenFile:
     """The tokens of a file, read again whenever it changes."""
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        warn: Callable[[str], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         """Read the file. ConfigurationError if it cannot be read or has an invalid line.
 
-        `warn` is called, from any thread, when the file has invalid lines after a later change.
+        `warn` is called, from any thread, when the file has invalid lines after a later change. `now` is the clock.
         """
+        self._now = now
         self._path = path
         self._warn = warn
         self._lock = threading.Lock()
@@ -74,6 +82,8 @@ class TokenFile:
         for known, rights in self._tokens:
             if hmac.compare_digest(known, token):
                 found = rights
+        if found is not None and found.expires and self._now() >= parse_time(found.expires):
+            return None
         return found
 
     def _refresh(self) -> None:
@@ -119,7 +129,22 @@ def parse_line(line: bytes) -> tuple[bytes, TokenRights]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"the rights behind the token are not understood: {error}") from error
     rights.check()
+    if rights.expires:
+        parse_time(rights.expires)
     return match[1], rights
+
+
+def parse_time(text: str) -> datetime:
+    """Return the time in a text. ConfigurationError if it is not one, or has no offset from UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ConfigurationError(
+            f"expires is {text[:80]!r}: write a time with its offset from UTC, as in 2026-12-01T08:00:00Z"
+        )
+    return found
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
@@ -137,7 +162,9 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarr
                 rights = self._tokens.find(text[len(SCHEME) :].strip().encode("latin-1", errors="replace"))
                 if rights is not None:
                     return CheckedCall(rights)
-                raise flight.FlightUnauthenticatedError("the token is unknown: ask the operator of the broker for one")
+                raise flight.FlightUnauthenticatedError(
+                    "the token is unknown or has expired: ask the operator of the broker for one"
+                )
         raise flight.FlightUnauthenticatedError(
             "this archive wants a token: send the header 'authorization: Bearer TOKEN'"
         )

@@ -79,7 +79,10 @@ class Access:
     """The names and rules of one broker. Without arguments: no name is listed, and clients may only connect."""
 
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
-    """The secret of each listed name."""
+    """The secret of each listed name that has one."""
+    certificates: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Listed names that a certificate of the client proves: the fingerprint of its key, or an empty text for any
+    certificate of the authority for clients that has this name."""
     rules: tuple[Rule, ...] = ()
     allows_anonymous: bool = True
     """Whether clients without a listed name may connect."""
@@ -88,13 +91,15 @@ class Access:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", MappingProxyType(dict(self.secrets)))
-        for name, secret in self.secrets.items():
+        object.__setattr__(self, "certificates", MappingProxyType(dict(self.certificates)))
+        for name in self.names:
             size_bytes = len(name.encode(errors="replace"))
             if not 1 <= size_bytes <= MAX_CLIENT_NAME_BYTES:
                 raise ConfigurationError(
                     f"the client name {shown(name)} is {size_bytes} bytes long: "
                     f"1 to {MAX_CLIENT_NAME_BYTES} are allowed"
                 )
+        for name, secret in self.secrets.items():
             if not 1 <= len(secret) <= MAX_SECRET_BYTES:
                 raise ConfigurationError(
                     f"the secret of client {shown(name)} is {len(secret)} bytes long: "
@@ -106,9 +111,22 @@ class Access:
         """Return the access of a broker without access rules: every client may do everything."""
         return cls(is_open=True)
 
+    @property
+    def names(self) -> list[str]:
+        """The listed names. Clients with other names are anonymous."""
+        return list(dict.fromkeys((*self.secrets, *self.certificates)))
+
+    def is_listed(self, name: str) -> bool:
+        """Return whether a client must prove this name."""
+        return name in self.secrets or name in self.certificates
+
     def secret_of(self, name: str) -> bytes | None:
-        """Return the secret of a name; None if it is not listed, so that clients with this name are anonymous."""
+        """Return the secret of a name; None if it is not listed, or if only a certificate proves it."""
         return self.secrets.get(name)
+
+    def certificate_of(self, name: str) -> str | None:
+        """Return which certificate proves a name, see `certificates`; None if none does."""
+        return self.certificates.get(name)
 
     def may(self, name: str | None, proved: bool, action: Action, topic: str = "") -> bool:
         """Return whether a client may do this on a topic, a whole filter (subscribe) or a kind of work (submit, work).
@@ -117,7 +135,7 @@ class Access:
         """
         if self.is_open:
             return True
-        is_listed = name is not None and name in self.secrets
+        is_listed = name is not None and self.is_listed(name)
         if is_listed and not proved:
             return False
         proved_name = name if is_listed else None
@@ -127,7 +145,7 @@ class Access:
         """Return whether a client may subscribe to a whole filter as a member of a consumer group."""
         if self.is_open:
             return True
-        is_listed = name is not None and name in self.secrets
+        is_listed = name is not None and self.is_listed(name)
         if is_listed and not proved:
             return False
         proved_name = name if is_listed else None
@@ -193,6 +211,8 @@ class TokenRights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Topic filters; None: all topics. Topics that begin with $ are the broker's own in any case."""
     names: tuple[str, ...] | None = None
     """Publisher names, in which * stands for any characters and ? for one; None: all names that have no secret."""
+    expires: str = ""
+    """Until when the token is accepted, with the offset from UTC, as in 2026-12-01T08:00:00Z. Empty: for ever."""
 
     def check(self) -> None:
         """Raise ConfigurationError if a filter or a name is invalid, or there are too many."""

@@ -421,8 +421,12 @@ class Administration:
         Return why the whole connection must be closed, or None. `former`: the rules until now.
         """
         secret = access.secret_of(session.principal)
-        has_proved = session.is_proved and secret == former.secret_of(session.principal)
-        if not (has_proved if secret is not None else access.allows_anonymous):
+        has_proved = (
+            session.is_proved
+            and secret == former.secret_of(session.principal)
+            and access.certificate_of(session.principal) == former.certificate_of(session.principal)
+        )
+        if not (has_proved if access.is_listed(session.principal) else access.allows_anonymous):
             return "the broker's access rules have changed: connect again"
         for publication in list(peer.publications):
             name = publication.topic.name

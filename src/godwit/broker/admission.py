@@ -276,12 +276,18 @@ class Admission:
             return False
         if credentials.principal is not None:
             name = credentials.principal
-        secret = access.secret_of(name)
-        if secret is None and access.allows_anonymous:
+        if not access.is_listed(name) and access.allows_anonymous:
             return False  # without the work of a proof: such a name is admitted anyway
+        certificate = access.certificate_of(name)
+        if certificate is not None and credentials.is_certified(name, certificate):
+            return True
+        secret = access.secret_of(name)
         is_right = credentials.proves(self._decoy if secret is None else secret)
         if secret is None:
-            raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"no client {name!r} is listed")
+            why = f"no client {name!r} is listed"
+            if certificate is not None:
+                why = f"the name {name!r} needs a certificate, and the client has none for it"
+            raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, why)
         if not is_right:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"the proof of the name {name!r} is missing or wrong")
         return True
@@ -292,8 +298,8 @@ class Admission:
             return
         name = credentials.name
         assert name is not None
-        if credentials.principal not in (None, name) and self._catalogue.settings.access.secret_of(name) is not None:
-            text = f"the name {name!r} is listed with a secret of its own: choose another client identifier"
+        if credentials.principal not in (None, name) and self._catalogue.settings.access.is_listed(name):
+            text = f"the name {name!r} is listed with a proof of its own: choose another client identifier"
             raise RequestFailure(Code.NAME_IN_USE, text)
         principal = name if credentials.principal is None else credentials.principal
         if known is not None and known.is_proved and (known.principal != principal or not is_proved):

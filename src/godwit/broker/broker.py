@@ -452,6 +452,12 @@ class Broker:
             return None
         return self._delivery.live_dropped == dropped
 
+    def publish_live(self, name: str, payload: bytes) -> None:
+        """Send a message of the broker itself, on a topic of its own, to the subscribers that are connected."""
+        self.inputs += 1
+        entry = make_entry(name, BROKER_NAME, [payload], qos=0, retain=False, now_us=self.now_us)
+        self.append_queue.forward_live(self._catalogue.own(name), self._broker_number, [entry])
+
     def topics_page(self, pattern: str, after: str | None, steps: int) -> tuple[list[Topic], str | None]:
         """Return the topics that a filter matches within this many steps of the search, and where to continue."""
         return self._catalogue.page(pattern, after, steps)

@@ -111,7 +111,7 @@ class Groups:
         Where names are listed, half of the groups are for clients that prove one.
         """
         settings = self._catalogue.settings
-        is_half = bool(settings.access.secrets) and not session.is_proved
+        is_half = bool(settings.access.names) and not session.is_proved
         limit = settings.max_groups // 2 if is_half else settings.max_groups
         if len(self._groups) >= limit and self.get(name, filters) is None:
             text = f"there are {limit} groups, which is the limit for this client: use one, or raise limits.groups"

@@ -141,7 +141,7 @@ class Imports:
         """Check names and topics against the token: its rights may have changed since it staged them."""
         access = self._catalogue.settings.access
         for publisher in {entry.publisher for entry in event.entries}:
-            has_secret = access.secret_of(publisher) is not None
+            has_secret = access.is_listed(publisher)
             if problem := event.rights.name_problem(publisher, has_secret=has_secret):
                 raise _ImportError(problem)
         for topic in {entry.topic for entry in event.entries}:

@@ -102,6 +102,10 @@ class Credentials(msgspec.Struct, kw_only=True):
         """Return whether the client knows the secret of its name. Must take the same time for every wrong secret."""
         return False
 
+    def is_certified(self, name: str, fingerprint: str) -> bool:
+        """Return whether the client has a certificate for a name: with this key, or any valid one if that is empty."""
+        return False
+
 
 class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a list of clients shows of a connection. Protocols fill the fields that they know."""

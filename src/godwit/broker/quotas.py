@@ -96,8 +96,8 @@ class Usage:
 
 def owner_of(name: str, access: Access) -> str:
     """Return the name that something of this client counts for, or UNPROVED."""
-    if access.secrets:
-        return name if name in access.secrets else UNPROVED
+    if access.secrets or access.certificates:
+        return name if access.is_listed(name) else UNPROVED
     return UNPROVED if name.startswith(ANONYMOUS) else name
 
 

@@ -253,7 +253,7 @@ def check_config(
             "file": str(file),
             "listen": list(configuration.listen),
             "data": str(configuration.data),
-            "clients": len(access.secrets),
+            "clients": len(access.names),
             "rules": len(access.rules),
             "is_open": access.is_open,
         }
@@ -262,7 +262,7 @@ def check_config(
     typer.echo(f"{safe(str(file))} is valid")
     typer.echo(f"listens on  {', '.join(configuration.listen)}")
     typer.echo(f"log in      {safe(str(configuration.data))}")
-    rules = f"{count(len(access.secrets), 'client')} with a secret, {count(len(access.rules), 'rule')}"
+    rules = f"{count(len(access.names), 'client')} with a secret or a certificate, {count(len(access.rules), 'rule')}"
     typer.echo(f"access      {'every client may do everything' if access.is_open else rules}")
 
 
@@ -348,7 +348,7 @@ class AccessEntry:
             raise UsageError(str(error)) from None
         if config is not None and config.is_symlink():  # it would be replaced by a file
             raise GodwitError(f"{config} is a link: name the file itself, {config.resolve()}")
-        if config is not None and client in load_file(config, []).settings.access.secrets:
+        if config is not None and load_file(config, []).settings.access.is_listed(client):
             raise GodwitError(f"{config} has the client {client!r} already; remove its entry first")
         if secret_file is None:
             name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in client)

@@ -161,10 +161,14 @@ class Target:
         return cls(broker, name, secret, timeout_s, arq=None if arq is None else parse_arq(arq))
 
     def security(self) -> Security:
-        """Return how the broker is verified: by the authorities in the file that GODWIT_CA names, if it is set."""
+        """Return how the broker is verified: by the authorities in the file that GODWIT_CA names, if it is set.
+
+        GODWIT_CERTIFICATE and GODWIT_KEY name the files of the client's own certificate.
+        """
         from godwit.net.security import Security
 
-        return Security(ca=os.environ.get("GODWIT_CA") or None)
+        ca, certificate, key = (os.environ.get(f"GODWIT_{name}") or None for name in ("CA", "CERTIFICATE", "KEY"))
+        return Security(ca=ca, certificate=certificate, key=key)
 
     def endpoint(self) -> EndpointConfig:
         """Return the settings of the transport."""

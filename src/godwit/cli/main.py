@@ -60,6 +60,7 @@ SECTIONS: Final = (
             ("broker", "broker", "Run a broker."),
             ("config", "broker", "Check a configuration file."),
             ("passwd", "broker", "Make a secret for a client, and its entry in the configuration."),
+            ("security", "security", "Make certificates, show fingerprints, check a configuration."),
             ("topics", "topics", "List, show, create and delete topics."),
             ("clients", "clients", "List the clients with their subscriptions."),
             ("cursors", "clients", "List the subscriptions with their positions in the log."),

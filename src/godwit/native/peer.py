@@ -42,6 +42,12 @@ class NativeCredentials(Credentials, kw_only=True):
     def proves(self, secret: bytes) -> bool:
         return is_proof(self.proof, secret, "client", self.connection.binding, self.name or "")
 
+    def is_certified(self, name: str, fingerprint: str) -> bool:
+        certificate = self.connection.peer_certificate
+        if certificate is None:
+            return False
+        return certificate.fingerprint == fingerprint if fingerprint else name in certificate.names
+
 
 class NativePeer(Peer):
     """One connection of the transport, with its channels in both directions."""

@@ -74,6 +74,14 @@ def archive_command(log_path: Path, stages_path: Path, listen: str, section: Arc
     return command
 
 
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()  # the archive reports it
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 class ArchiveProcess:
     """Keep one archive process running. All methods are called in the event loop's thread."""
 
@@ -92,6 +100,7 @@ class ArchiveProcess:
             on_notice: Called with an event line.
         """
         self._command: Sequence[str] | None = None
+        self._versions: list[tuple[int, ...]] = []
         self._stages_path = stages_path
         self._import_staged = import_staged
         self._notify = on_notice
@@ -112,11 +121,15 @@ class ArchiveProcess:
         self._former_calls: Counter[str] = Counter()
         self._former_failed: Counter[str] = Counter()
 
-    def run(self, command: Sequence[str] | None) -> None:
-        """Keep an archive running that this command starts, or none. A former one is ended first."""
-        if command == self._command:
+    def run(self, command: Sequence[str] | None, files: Sequence[Path] = ()) -> None:
+        """Keep an archive running that this command starts, or none. A former one is ended first.
+
+        `files`: it is also started again if one of these has changed since it was started, such as its certificate.
+        """
+        versions = [_version(path) for path in files]
+        if command == self._command and versions == self._versions:
             return
-        self._command = command
+        self._command, self._versions = command, versions
         self._warned.clear()
         self._end_all()
         if command is not None:

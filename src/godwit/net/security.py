@@ -57,6 +57,8 @@ class Security:
         known_brokers: The file with the keys of brokers seen before; by default `~/.config/godwit/known_brokers`. It is
             used if neither `fingerprint` nor `ca` is given.
         trust_new: Whether to trust a broker that is not in that file, and to add it.
+        certificate: A PEM file with a certificate of the client, which proves its name if the broker accepts that.
+        key: The PEM file with the key of that certificate.
 
     Raises:
         UsageError: A value is of the wrong type.
@@ -68,13 +70,18 @@ class Security:
     ca: str | Path | None = None
     known_brokers: str | Path | None = None
     trust_new: bool = True
+    certificate: str | Path | None = None
+    key: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_text("fingerprint", self.fingerprint)
         check_flag("trust_new", self.trust_new)
-        for what, path in (("ca", self.ca), ("known_brokers", self.known_brokers)):
+        paths = {"ca": self.ca, "known_brokers": self.known_brokers, "certificate": self.certificate, "key": self.key}
+        for what, path in paths.items():
             if path is not None:
                 check_path(what, path)
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("security has only one of certificate and key: give both, or none")
         if self.seal not in get_args(SealMode):
             raise ConfigurationError(f"seal is {self.seal!r}: choose one of {', '.join(get_args(SealMode))}")
         if self.fingerprint:
@@ -251,9 +258,12 @@ class ClientSealer:
         security = self._brokers.get(broker) or Security()
         if security.seal == "never" or (security.seal == "auto" and is_this_machine(address)):
             return None
-        from godwit.net.tls import new_client_session
+        from godwit.net.tls import load_identity, new_client_session
 
-        return new_client_session(lambda chain: self._check(security, broker, chain))
+        identity = None
+        if security.certificate is not None and security.key is not None:
+            identity = load_identity(Path(security.certificate), Path(security.key))
+        return new_client_session(lambda chain: self._check(security, broker, chain), identity)
 
     def plain_problem(self, address: Address) -> str:
         """A client accepts no connections."""
@@ -291,9 +301,13 @@ class BrokerSecurity:
     The key is loaded, or made, when it is needed first: a broker that only its own machine can reach may never need it.
     """
 
-    def __init__(self, section: SecuritySection, folder: Path | None) -> None:
-        """`folder`: where the key is stored if the section has none; None: it is not stored."""
+    def __init__(self, section: SecuritySection, folder: Path | None, *, asks_client: bool = False) -> None:
+        """`folder`: where the key is stored if the section has none; None: it is not stored.
+
+        `asks_client`: whether certificates prove names of clients.
+        """
         self.section = section
+        self._asks_client = asks_client
         self._folder = folder
         self._sealer: BrokerSealer | None = None
 
@@ -303,7 +317,7 @@ class BrokerSecurity:
         Raises GodwitError if reading or storing it fails, or if other users can read the key.
         """
         if self._sealer is None:
-            self._sealer = self._load(self.section)
+            self._sealer = self._load(self.section, self._asks_client)
         return self._sealer
 
     @property
@@ -311,21 +325,24 @@ class BrokerSecurity:
         """Whether the key was needed so far."""
         return self._sealer is not None
 
-    def _load(self, section: SecuritySection) -> BrokerSealer:
+    def _load(self, section: SecuritySection, asks_client: bool) -> BrokerSealer:
         from godwit.net.tls import BrokerSealer, load_identity, new_identity, stored_identity
 
         if section.certificate is not None and section.key is not None:
-            return BrokerSealer(load_identity(section.certificate, section.key))
-        return BrokerSealer(new_identity() if self._folder is None else stored_identity(self._folder))
+            identity = load_identity(section.certificate, section.key)
+        else:
+            identity = new_identity() if self._folder is None else stored_identity(self._folder)
+        return BrokerSealer(identity, client_ca=section.client_ca, asks_client=asks_client)
 
-    def reload(self, section: SecuritySection) -> None:
+    def reload(self, section: SecuritySection, *, asks_client: bool = False) -> None:
         """Use another section, and read its files again, for new connections.
 
         Raises GodwitError if they are not usable; then nothing has changed.
         """
         if self._sealer is not None:
-            self._sealer = self._load(section)
+            self._sealer = self._load(section, asks_client)
         self.section = section
+        self._asks_client = asks_client
 
     def suites(self) -> Sequence[Suite]:
         """Return the suites that can be used."""

@@ -16,10 +16,12 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
@@ -252,7 +254,8 @@ class Service:
             folder = default_key_folder()
             if folder is None:
                 self._notices.write("warning", KEY_NOT_STORED, {})
-        security = BrokerSecurity(section, folder)
+        asks_client = bool(self.configuration.settings.access.certificates)
+        security = BrokerSecurity(section, folder, asks_client=asks_client)
         if is_remote or section.plain == "refuse" or section.certificate is not None:
             security.sealer()
         return security
@@ -351,7 +354,9 @@ class Service:
         if self._durable is None or self._archive is None:
             return None
         command = self._archive_command(self._durable.folder)
-        self._archive.run(command)
+        section = self.configuration.archive
+        files = [path for path in (section.certificate, section.key) if path is not None and command is not None]
+        self._archive.run(command, files)
         return command
 
     def _archive_command(self, folder: DataFolder) -> Sequence[str] | None:
@@ -396,8 +401,12 @@ class Service:
             if not is_loopback(address) and self.configuration.settings.access.is_open:
                 write("warning", open_to_all(url), {"url": url})
         if self._security.is_loaded:
+            from godwit.net.tls import key_log_path, key_log_warning
+
             fingerprint = self._security.sealer().identity.fingerprint
             write("key", f"the broker's key is {fingerprint}", {"fingerprint": fingerprint})
+            if (path := key_log_path()) is not None:
+                write("warning", key_log_warning(path), {})
         if self.configuration.security.plain == "allow" and not all(map(is_this_machine, self.addresses)):
             write("warning", PLAIN_ALLOWED, {})
         if self._durable is not None:
@@ -502,7 +511,8 @@ class Service:
         if configuration.metrics != former.metrics:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         try:
-            self._security.reload(configuration.security)
+            asks_client = bool(configuration.settings.access.certificates)
+            self._security.reload(configuration.security, asks_client=asks_client)
         except GodwitError as error:
             self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
             configuration = replace(configuration, security=former.security)
@@ -518,6 +528,7 @@ class Service:
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
         self._notices.write("reloaded", "the configuration was read again", {})
+        self._audit("reloaded", "the configuration was read again", {})
 
     def _reload_mqtt(self, configuration: Configuration) -> None:
         """Read the certificate again. Everything else of MQTT needs a restart."""
@@ -579,11 +590,19 @@ class Service:
     def _on_notices(self, notices: list[Notice]) -> None:
         for notice in notices:
             self._write_notice(notice)
+            if notice.kind in AUDITED:
+                self._audit(notice.kind, notice.text, notice.fields)
 
     def _write_notice(self, notice: Notice) -> None:
         # All of them, with their fields: the event lines have a limited rate. %r, because names come from the network.
         _logger.debug("%s: %r %r", notice.kind, notice.text, notice.fields)
         self._notices.write(notice.kind, notice.text, notice.fields)
+
+    def _audit(self, kind: str, text: str, fields: Mapping[str, Any]) -> None:
+        """Publish an event that matters for security on `$audit/KIND`, to the subscribers that are connected."""
+        event = {"time_us": self._wall_clock_us(), "event": kind, "text": text, **fields}
+        self.server.broker.publish_live(f"$audit/{kind}", msgspec.json.encode(event))
+        self._schedule_turn()
 
     def _on_log(self) -> None:
         """Run a turn of the server for the answers of the log, and send its output."""
@@ -673,6 +692,8 @@ async def serve(
         manager.close()
 
 
+AUDITED: Final = frozenset(("connected", "disconnected", "refused", "kicked", "closed", "capture"))
+"""Notices that are published on `$audit/...`, beside changes of the configuration."""
 MAX_PORT: Final = 65_535
 _NOT_LOCAL: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidTag
@@ -31,13 +32,16 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from OpenSSL import SSL
 
 from godwit.errors import ConfigurationError, StorageError, printable
-from godwit.transport.events import Role
-from godwit.transport.protection import Suite
-from godwit.transport.sealing import TlsError, TlsSession
+from godwit.transport.events import PeerCertificate, Role
+from godwit.transport.protection import SECRET_BYTES, Suite
+from godwit.transport.sealing import EXPORTER_LABEL, TlsError, TlsSession
 
 ALPN: Final = b"godwit/1"
+NAME_URI: Final = "godwit:"
+"""Before the name of a client, in a URI of its certificate."""
 KEY_FILE: Final = "tls-key.pem"
 CERTIFICATE_FILE: Final = "tls-cert.pem"
+KEY_LOG_VARIABLE: Final = "GODWIT_KEY_LOG"
 VALIDITY: Final = datetime.timedelta(days=3650)
 _READ_BYTES: Final = 65_536
 _SAMPLE: Final = bytes(1200)
@@ -70,24 +74,33 @@ def ordered_suites() -> tuple[Suite, ...]:
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def make_context(identity: Identity | None = None) -> SSL.Context:
-    """Return the settings of TLS: of a server with its identity, else of a client."""
+def make_context(
+    identity: Identity | None = None, role: Role | None = None, *, asks_client: bool = False
+) -> SSL.Context:
+    """Return the settings of TLS.
+
+    `role`: by default a server's if there is an identity, else a client's. `asks_client`: whether a server asks clients
+    for a certificate, which they need not have.
+    """
+    role = role or ("client" if identity is None else "server")
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
     # No session is resumed: a resumed one has no certificate, and sealed connections live long.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET)
-    if identity is None:
+    if role == "client":
         context.set_alpn_protos([ALPN])
-        context.set_verify(SSL.VERIFY_PEER, _accept_any)
     else:
+        context.set_alpn_select_callback(_select_alpn)
+    if role == "client" or asks_client:
+        context.set_verify(SSL.VERIFY_PEER, _accept_any)
+    if identity is not None:
         context.use_certificate(identity.certificates[0])
         for certificate in identity.certificates[1:]:
             context.add_extra_chain_cert(certificate)
         context.use_privatekey(identity.key)  # type: ignore[arg-type]
         context.check_privatekey()
-        context.set_alpn_select_callback(_select_alpn)
     return context
 
 
@@ -103,10 +116,17 @@ class TlsHandshake:
     """One handshake, as a TlsSession of godwit.transport.sealing."""
 
     def __init__(
-        self, context: SSL.Context, role: Role, check: Callable[[list[x509.Certificate]], None] | None = None
+        self,
+        context: SSL.Context,
+        role: Role,
+        check: Callable[[list[x509.Certificate]], PeerCertificate | None] | None = None,
     ) -> None:
-        """`check` is called with the chain of the peer's certificate, and raises TlsError if it is not accepted."""
+        """`check` is called with the chain of the peer's certificate, and raises TlsError if it is not accepted.
+
+        That of a server is called if the client has a certificate, and returns what it proves.
+        """
         self._check = check
+        self._role = role
         self._is_done = False
         self._tls = SSL.Connection(context, None)
         if role == "server":
@@ -146,19 +166,63 @@ class TlsHandshake:
         """Return whether the handshake is complete on this side."""
         return self._is_done
 
-    def check_peer(self) -> None:
+    def check_peer(self) -> PeerCertificate | None:
         """Raise TlsError if the peer's certificate is not accepted."""
         if self._check is None:
-            return
+            return None
         leaf = self._tls.get_peer_certificate(as_cryptography=True)
         if leaf is None:
+            if self._role == "server":
+                return None
             raise TlsError("the broker has no certificate")
-        chain = self._tls.get_peer_cert_chain(as_cryptography=True) or [leaf]
-        self._check(list(chain))
+        # The chain that a server gets may lack the client's own certificate.
+        rest = [one for one in self._tls.get_peer_cert_chain(as_cryptography=True) or [] if one != leaf]
+        return self._check([leaf, *rest])
 
     def export(self, label: bytes, length: int, context: bytes) -> bytes:
         """Return keying material (RFC 8446, 7.5)."""
-        return self._tls.export_keying_material(label, length, context)
+        material = self._tls.export_keying_material(label, length, context)
+        path = key_log_path()
+        if path is not None and label == EXPORTER_LABEL:
+            _log_keys(path, self._tls.client_random() or b"", material)
+        return material
+
+
+def key_log_path() -> Path | None:
+    """Return the file for the secrets of sealed connections, if the environment names one. It is for debugging only."""
+    text = os.environ.get(KEY_LOG_VARIABLE)
+    return Path(text) if text else None
+
+
+def _log_keys(path: Path, client_random: bytes, material: bytes) -> None:
+    """Append the secrets of a connection, by the random bytes in the client hello, as key logs of TLS do."""
+    client, server = material[:SECRET_BYTES], material[SECRET_BYTES : 2 * SECRET_BYTES]
+    lines = (
+        f"GODWIT_CLIENT_SECRET {client_random.hex()} {client.hex()}\n"
+        f"GODWIT_SERVER_SECRET {client_random.hex()} {server.hex()}\n"
+    )
+    _warn_of_key_log(path)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, lines.encode())
+        finally:
+            os.close(file)
+    except OSError as error:
+        _logger.error("writing the key log %s failed: %s", path, error.strerror or error)
+
+
+@cache
+def _warn_of_key_log(path: Path) -> None:
+    _logger.warning("%s", key_log_warning(path))
+
+
+def key_log_warning(path: Path) -> str:
+    """Return the warning of a process that stores the secrets of its connections."""
+    return (
+        f"the secrets of sealed connections are stored in {path}, because {KEY_LOG_VARIABLE} is set: with them and a "
+        "recording everything can be read; unset it, and delete the file, unless you are debugging"
+    )
 
 
 def _reason(error: SSL.Error) -> str:
@@ -276,20 +340,20 @@ def stored_identity(folder: Path) -> Identity:
             check_private(key_path)
             key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
             certificate = self_signed(key)  # type: ignore[arg-type]
-            _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+            write_file(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         return load_identity(certificate_path, key_path)
     identity = new_identity()
     private = identity.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     certificate_path.unlink(missing_ok=True)
-    _write(key_path, private, 0o600)
-    _write(certificate_path, identity.certificates[0].public_bytes(serialization.Encoding.PEM), 0o644)
+    write_file(key_path, private, 0o600)
+    write_file(certificate_path, identity.certificates[0].public_bytes(serialization.Encoding.PEM), 0o644)
     return identity
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that does not exist yet, complete or not at all."""
+def write_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a file, complete or not at all, with these permissions. Raises StorageError if that fails."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -310,9 +374,15 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 class BrokerSealer:
     """Makes the TLS sessions of a broker, with one identity."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, client_ca: Path | None = None, asks_client: bool = False) -> None:
+        """`asks_client`: ask clients for certificates. `client_ca`: the authorities whose names count, in PEM.
+
+        Raises ConfigurationError if that file is not usable.
+        """
         self.identity = identity
-        self._context = make_context(identity)
+        self._context = make_context(identity, asks_client=asks_client)
+        self._authorities = [] if client_ca is None else load_authorities(client_ca)
+        self._asks_client = asks_client
 
     def suites(self) -> Sequence[Suite]:
         """Return the suites that can be used."""
@@ -320,7 +390,38 @@ class BrokerSealer:
 
     def new_session(self) -> TlsSession:
         """Return the session of a new client."""
-        return TlsHandshake(self._context, "server")
+        return TlsHandshake(self._context, "server", self._check_client if self._asks_client else None)
+
+    def _check_client(self, chain: list[x509.Certificate]) -> PeerCertificate:
+        """Return what the certificate of a client proves: the key, and the names if an authority has issued it."""
+        names: tuple[str, ...] = ()
+        if self._authorities:
+            try:
+                names = client_names(chain, self._authorities)
+            except VerificationError as error:
+                _logger.info("the certificate of a client is not accepted: %s", printable(str(error))[:200])
+        return PeerCertificate(fingerprint_of(chain[0]), names)
+
+
+def load_authorities(path: Path) -> list[x509.Certificate]:
+    """Return the certificates of authorities in a PEM file. Raises ConfigurationError if reading fails."""
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}; check the path and its rights") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path} has no certificates of authorities in PEM: {error}") from None
+
+
+def client_names(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> tuple[str, ...]:
+    """Return the names in the certificate of a client: of URIs `godwit:NAME`, or its DNS names if it has no such URI.
+
+    Raises VerificationError if no authority has issued it for clients, or if it is not valid now.
+    """
+    subjects = PolicyBuilder().store(Store(authorities)).build_client_verifier().verify(chain[0], chain[1:]).subjects
+    uris = [one.value for one in subjects or () if isinstance(one, x509.UniformResourceIdentifier)]
+    names = [unquote(uri.removeprefix(NAME_URI)) for uri in uris if uri.startswith(NAME_URI)]
+    return tuple(names or [one.value for one in subjects or () if isinstance(one, x509.DNSName)])
 
 
 @cache
@@ -328,9 +429,10 @@ def _client_context() -> SSL.Context:
     return make_context()
 
 
-def new_client_session(check: Callable[[list[x509.Certificate]], None]) -> TlsSession:
-    """Return the session of a new connection. `check`: see TlsHandshake."""
-    return TlsHandshake(_client_context(), "client", check)
+def new_client_session(check: Callable[[list[x509.Certificate]], None], identity: Identity | None = None) -> TlsSession:
+    """Return the session of a new connection. `check`: see TlsHandshake. `identity`: the client's own."""
+    context = _client_context() if identity is None else make_context(identity, "client")
+    return TlsHandshake(context, "client", check)
 
 
 def check_authority(chain: list[x509.Certificate], host: str, ca: Path) -> None:

@@ -45,6 +45,9 @@ Quantity: TypeAlias = float | str
 _BRIDGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DEFAULTS: Final = Settings()
 _MQTT_DEFAULTS: Final = MqttSettings()
+_FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
+ANY_CERTIFICATE: Final = "ca"
+"""In place of a fingerprint: any certificate of client_ca that has the name."""
 _ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
 """The origin of a page, as a browser sends it; pages of files have `null`."""
 _MQTT_BOUNDS: Final = {
@@ -99,6 +102,8 @@ class SecuritySection:
     certificate: Path | None = None
     """A PEM file; None for a certificate that the broker makes itself and stores in its data folder."""
     key: Path | None = None
+    client_ca: Path | None = None
+    """A PEM file with authorities whose certificates prove the names of clients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +221,7 @@ class AccessClientSection(_Section):
     name: str
     secret: str | None = None
     secret_file: str | None = None
+    certificate: str | None = None
 
 
 class AccessRuleSection(_Section):
@@ -267,6 +273,7 @@ class SecurityFileSection(_Section):
     plain: PlainMode = "loopback"
     certificate: str | None = None
     key: str | None = None
+    client_ca: str | None = None
 
 
 class MqttFileSection(_Section):
@@ -354,9 +361,13 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         **_numbers(source, (), file, "sys_interval_s"),
         **_numbers(source, ("limits",), file.limits),
         **_numbers(source, ("jobs",), file.jobs),
-        access=_access(file.access, source, read_secret, warnings),
+        access=_access(file.access, source, read_secret, warnings, file.security.client_ca is not None),
     )
     data = _path(source, ("log", "data"), file.log.data, folder)
+    # Listeners with TLS use the certificate of the broker, unless they have their own.
+    for other in (file.archive, file.mqtt):
+        if other is not None and other.certificate is None and other.key is None:
+            other.certificate, other.key = file.security.certificate, file.security.key
     return Configuration(
         listen=file.listen,
         settings=settings,
@@ -431,25 +442,48 @@ def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callabl
 
 
 def _access(
-    section: AccessSection | None, source: ConfigurationSource, read_secret: Callable[[str], bytes], warnings: list[str]
+    section: AccessSection | None,
+    source: ConfigurationSource,
+    read_secret: Callable[[str], bytes],
+    warnings: list[str],
+    has_client_ca: bool,
 ) -> Access:
     if section is None:
         return Access.open()
     secrets: dict[str, bytes] = {}
+    certificates: dict[str, str] = {}
     for number, client in enumerate(section.client):
         key: KeyPath = ("access", "client", number)
-        if client.name in secrets:
+        if client.name in secrets or client.name in certificates:
             text = f"{label((*key, 'name'))}: {shown(client.name)} is listed twice: remove one of them"
             raise source.error((*key, "name"), text)
-        secrets[client.name] = _secret(client, key, source, read_secret)
+        if client.certificate is not None:
+            certificates[client.name] = _certificate(client.certificate, key, source, has_client_ca)
+        if client.certificate is None or client.secret is not None or client.secret_file is not None:
+            secrets[client.name] = _secret(client, key, source, read_secret)
     rules = tuple(_access_rule(rule, ("access", "rule", number), source) for number, rule in enumerate(section.rule))
-    allows_anonymous = not secrets if section.anonymous is None else section.anonymous
+    allows_anonymous = not (secrets or certificates) if section.anonymous is None else section.anonymous
     try:
-        access = Access(secrets=secrets, rules=rules, allows_anonymous=allows_anonymous)
+        access = Access(secrets=secrets, certificates=certificates, rules=rules, allows_anonymous=allows_anonymous)
     except ConfigurationError as error:
         raise source.error(("access", "client"), str(error)) from error
     warnings += _doubts(access)
     return access
+
+
+def _certificate(text: str, key: KeyPath, source: ConfigurationSource, has_client_ca: bool) -> str:
+    """Return the fingerprint of the key that proves a name; an empty text for a certificate of client_ca."""
+    key = (*key, "certificate")
+    if text == ANY_CERTIFICATE:
+        if not has_client_ca:
+            raise source.error(key, f'{label(key)} is "{ANY_CERTIFICATE}": give client_ca under [security] too')
+        return ""
+    if not _FINGERPRINT.fullmatch(text):
+        problem = (
+            f'{label(key)}: write "{ANY_CERTIFICATE}", or the fingerprint of a key: sha256: and 64 hexadecimal digits'
+        )
+        raise source.error(key, problem)
+    return text
 
 
 def _secret(
@@ -458,7 +492,8 @@ def _secret(
     if client.secret is not None and client.secret_file is None:
         return client.secret.encode()
     if client.secret is not None or client.secret_file is None:
-        raise source.error(key, f"{label(key)}: give either secret or secret_file, and only one of them")
+        text = f"{label(key)}: give either secret or secret_file, and only one of them, or a certificate"
+        raise source.error(key, text)
     try:
         return secret_in(read_secret(client.secret_file))
     except OSError as error:
@@ -487,7 +522,7 @@ def _doubts(access: Access) -> list[str]:
     found = []
     if not access.rules:
         found.append("access has no rules: clients may connect, and do nothing else; add an [[access.rule]]")
-    if not access.secrets and not access.allows_anonymous:
+    if not access.names and not access.allows_anonymous:
         found.append("access lists no client and anonymous is false: no client can connect; add an [[access.client]]")
     for name, secret in access.secrets.items():
         if len(secret) < SHORT_SECRET_BYTES:
@@ -497,7 +532,7 @@ def _doubts(access: Access) -> list[str]:
             )
     for number, rule in enumerate(access.rules, 1):
         for glob in rule.clients:
-            if glob != EVERYONE and not any(is_like(name, glob) for name in access.secrets):
+            if glob != EVERYONE and not any(is_like(name, glob) for name in access.names):
                 found.append(
                     f"access.rule number {number} is for {shown(glob)}, which fits no listed client; "
                     f'list such a client, or write "{EVERYONE}" for everyone'
@@ -543,6 +578,7 @@ def _security(section: SecurityFileSection, source: ConfigurationSource, folder:
         plain=section.plain,
         certificate=_path(source, ("security", "certificate"), section.certificate, folder),
         key=_path(source, ("security", "key"), section.key, folder),
+        client_ca=_path(source, ("security", "client_ca"), section.client_ca, folder),
     )
 
 
@@ -555,7 +591,10 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
     if (section.certificate is None) != (section.key is None):
         raise source.error(("mqtt",), "mqtt has only one of certificate and key: give both, or none")
     if section.certificate is None and any(text.startswith(("tls:", "wss:")) for text in section.listen):
-        raise source.error(("mqtt", "listen"), "mqtt.listen has an address with TLS: give certificate and key too")
+        raise source.error(
+            ("mqtt", "listen"),
+            "mqtt.listen has an address with TLS: give certificate and key too, here or under [security]",
+        )
     if section.user_from_certificate and section.client_ca is None:
         text = "mqtt.user_from_certificate needs client_ca: the authority that signs the certificates of clients"
         raise source.error(("mqtt", "user_from_certificate"), text)

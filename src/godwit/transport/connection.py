@@ -29,6 +29,7 @@ from godwit.transport.events import (
     Event,
     Origin,
     PathChanged,
+    PeerCertificate,
     Received,
     Role,
     Train,
@@ -74,7 +75,7 @@ class Connection:
         "_awake", "_budget", "_closing", "_components", "_ended", "_events", "_fast_receiver",
         "_fast_sender", "_idle_timer", "_migration", "_receiver", "_timers", "_transmitter", "_unadmitted",
         "_unannounced", "id",
-        "idle_until", "is_awake", "peer_address", "role", "scheduled_at", "state",
+        "idle_until", "is_awake", "peer_address", "peer_certificate", "role", "scheduled_at", "state",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +119,8 @@ class Connection:
         self._timers: ConnectionTimers
         self._fast_receiver: FastReceiver | None = None
         self._fast_sender: FastSender | None = None
+        self.peer_certificate: PeerCertificate | None = None
+        """Of a server: the certificate of its client, if there is one."""
         self._unannounced: bytes | None = None
         """Of a sealed connection of a server until its first packet opens: the application's bytes of the connect. Only
         then it is certain that nothing in the connect was changed on the way."""

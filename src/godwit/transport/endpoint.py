@@ -622,6 +622,7 @@ class Endpoint:
             del self._dials[connection.id]
             self._sealing.remove(connection.id)
             self._connections[connection.id] = connection
+            connection.peer_certificate = handshake.peer_certificate
             if not connection.is_admitted:
                 self._unadmitted.add(connection.id, connection.peer_address, now)
             connection.establish(

@@ -23,6 +23,15 @@ Role: TypeAlias = Literal["client", "server"]
 Origin: TypeAlias = Literal["local", "peer", "timeout", "reset", "refused"]
 
 
+class PeerCertificate(msgspec.Struct, frozen=True):
+    """The certificate of a client: the peer has proven that it has its key."""
+
+    fingerprint: str
+    """Of its key."""
+    names: tuple[str, ...] = ()
+    """The names in it, if an authority for clients has issued it."""
+
+
 class Connected(msgspec.Struct, frozen=True):
     """The handshake is complete. `application` is the peer application's data from the handshake."""
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from godwit.errors import DecodeError, GodwitError
 from godwit.limits import BASE_DATAGRAM_BYTES, HALF_OPEN_TIMEOUT_S, MAX_CRYPTO_BYTES, MAX_CRYPTO_PIECES
-from godwit.transport.events import Address, ConnectionState, Role, Train
+from godwit.transport.events import Address, ConnectionState, PeerCertificate, Role, Train
 from godwit.transport.protection import SECRET_BYTES, PacketProtection, Suite
 from godwit.wire.packet import (
     COOKIE_BYTES,
@@ -70,8 +70,11 @@ class TlsSession(Protocol):
     def is_done(self) -> bool:
         """Return whether the handshake is complete on this side."""
 
-    def check_peer(self) -> None:
-        """Raise TlsError if the peer is not the expected one. Called once, when the handshake is complete."""
+    def check_peer(self) -> PeerCertificate | None:
+        """Raise TlsError if the peer is not the expected one. Called once, when the handshake is complete.
+
+        Return the certificate of a client that has one.
+        """
 
     def export(self, label: bytes, length: int, context: bytes) -> bytes:
         """Return keying material of the complete handshake (RFC 8446, 7.5)."""
@@ -210,7 +213,10 @@ class CryptoStream:
 class SealingHandshake:
     """The TLS handshake of one connection, on either side. Endpoint and Dial drive it."""
 
-    __slots__ = ("_components", "_context", "_role", "_session", "_suite", "key", "protection", "stream")
+    __slots__ = (
+        "_components", "_context", "_role", "_session", "_suite", "key", "peer_certificate", "protection",
+        "stream",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -231,6 +237,7 @@ class SealingHandshake:
         """The key of proofs on the connection, once the handshake is complete."""
         self.protection: PacketProtection | None = None
         """The keys of packets, once the handshake is complete."""
+        self.peer_certificate: PeerCertificate | None = None
 
     def start(self, now: float) -> None:
         """Begin: a client sends its hello."""
@@ -242,7 +249,7 @@ class SealingHandshake:
             return  # TLS may send more after its handshake; nothing of it is used
         output = self._session.receive(data)
         if self._session.is_done():
-            self._session.check_peer()
+            self.peer_certificate = self._session.check_peer()
             material = self._session.export(EXPORTER_LABEL, 3 * SECRET_BYTES, self._context)
             client_secret, server_secret = material[:SECRET_BYTES], material[SECRET_BYTES : 2 * SECRET_BYTES]
             self.key = material[2 * SECRET_BYTES :]

@@ -25,6 +25,7 @@ from godwit.cluster.engine import (
     Stored,
     StreamInfo,
     TrimRequest,
+    Unsuitable,
 )
 from godwit.cluster.node import ClusterNode, Heartbeat, LogIdentity, NodeConfig
 from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
@@ -391,6 +392,13 @@ def test_a_member_with_another_history_stops_it() -> None:
     driver.activate()
     driver.feed(beat("b", position=1, number=1, link=99))
     assert "this node and b have read different records up to position 1" in stopped(driver)
+
+
+def test_an_unsuitable_engine_stops_it() -> None:
+    driver = Driver()
+    driver.activate()
+    driver.feed(Unsuitable("it acknowledges too early"))
+    assert stopped(driver) == "it acknowledges too early"
 
 
 def test_content_without_a_place_stops_it() -> None:

@@ -246,9 +246,7 @@ def test_wrong_arguments_of_subscriptions_publishers_and_files() -> None:
                 outcomes(client.publisher, wrong)
                 for option in ("qos", "identity", "epoch", "sequence"):
                     outcomes(client.publisher, "t", **{"identity": "me", "epoch": 1, option: wrong})
-                publisher = client.publisher("t", retain=wrong)
-                publisher.send(b"x")
-                await publisher.flush()
+                outcomes(client.publisher, "t", retain=wrong)
                 outcomes(client.publisher("t").send, wrong)
                 for option in ("folder", "progress", "on_problem", "max_file_bytes", "max_total_bytes"):
                     outcomes(client.receive_files, "t", **{"folder": "in", option: wrong})

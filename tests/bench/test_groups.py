@@ -29,12 +29,14 @@ def consume(pipe: Pipe, address: str) -> None:
     pipe.send(READY)
     pipe.recv()
     pipe.send(Progress(50, time.perf_counter() + 10.0))
+    pipe.poll(None)  # members remain until they are stopped
 
 
 def consume_too_much(pipe: Pipe, address: str) -> None:
     pipe.send(READY)
     pipe.recv()
     pipe.send(Progress(51, time.perf_counter()))
+    pipe.poll(None)
 
 
 async def nothing_left(address: str) -> int:

@@ -13,8 +13,9 @@ import pytest
 
 from godwit.capture.pcapng import CapturedDatagram, file_header, packet_block
 from godwit.wire import packet as wire
-from godwit.wire.batch import Batch, decode_batches
+from godwit.wire.batch import Batch, decode_batches, decode_entry
 from godwit.wire.packet import Frame, decode_frames, decode_packet
+from godwit.wire.relay import RelayRecord, decode_relay_record
 
 ROOT = Path(__file__).resolve().parents[2]
 DISSECTOR = ROOT / "src" / "godwit" / "capture" / "godwit.lua"
@@ -36,11 +37,11 @@ DERIVED = {
 TEXTS = ("godwit.control.json", "godwit.work.json", "godwit.parameters", "godwit.batch.extension_json")
 
 
-def write_capture(path: Path, packets: list[tuple[bool, bytes]]) -> None:
+def write_capture(path: Path, packets: list[tuple[bool, bytes]], server: tuple[str, int] = SERVER) -> None:
     """Write packets, each with whether it goes to the server, a millisecond and a bit apart."""
     data = file_header("test")
     for index, (is_to_server, packet) in enumerate(packets):
-        source, destination = (CLIENT, SERVER) if is_to_server else (SERVER, CLIENT)
+        source, destination = (CLIENT, server) if is_to_server else (server, CLIENT)
         data += packet_block(CapturedDatagram(BEGAN_NS + index * 1_000_123, source, destination, packet))
     path.write_bytes(data)
 
@@ -94,6 +95,7 @@ class Expected:
             "godwit.version": "1",
             "godwit.flags": "0x00",
             "godwit.sealed": "0",
+            "godwit.key_phase": "0",
             "godwit.connection_id": colons(connection_id.to_bytes(8, "big")),
             "godwit.number": str(number),
             "godwit.length": str(len(data)),
@@ -120,7 +122,7 @@ class Expected:
             wire.AcceptFrame: "accept", wire.RefuseFrame: "refuse", wire.ConfirmFrame: "confirm",
             wire.CreditFrame: "credit", wire.BlockedFrame: "blocked", wire.PathProbeFrame: "path_probe",
             wire.PathResponseFrame: "path_response", wire.CloseFrame: "close", wire.ResetFrame: "reset",
-            wire.PingFrame: "ping",
+            wire.PingFrame: "ping", wire.CryptoFrame: "crypto", wire.TokenFrame: "token",
         }[type(frame)]  # fmt: skip
         for field in frame.__struct_fields__:
             value = getattr(frame, field)
@@ -180,6 +182,8 @@ class Expected:
             return found | {"godwit.control": control}
         if self._kinds.get((direction, frame.channel)) == "work":
             return found | {"godwit.work": work(record)}
+        if self._kinds.get((direction, frame.channel)) == "relay":
+            return found | {"godwit.relay": relay_values(decode_relay_record(record))}
         if record[0] == 0xFF:
             return found | {"godwit.control": self._control(record[1:])}
         return found | {"godwit.batch": joined([batch_values(batch) for batch in decode_batches(record)])}
@@ -199,6 +203,41 @@ def work(record: bytes) -> Values:
     found: Values = {"godwit.work.kind": head["kind"], "godwit.work.json": jsonable(head)}
     if len(record) > 4 + length:
         found["godwit.work.payloads"] = colons(record[4 + length :])
+    return found
+
+
+def relay_values(record: RelayRecord) -> Values:
+    """Return the values of a record of a bridge."""
+    names: dict[tuple[bool, str], int] = {}
+    entries: list[Values] = []
+    for offset, entry in record.entries:
+        topic = names.setdefault((True, entry.topic), len(names))
+        publisher = names.setdefault((False, entry.publisher), len(names))
+        entries.append({
+            "godwit.relay.offset": str(offset),
+            "godwit.relay.topic": str(topic),
+            "godwit.relay.publisher": str(publisher),
+            "godwit.relay.count": str(entry.count),
+            "godwit.relay.length": str(len(entry.rest)),
+            **batch_values(decode_entry(entry)),
+        })  # fmt: skip
+    gaps: list[Values] = [
+        {
+            "godwit.relay.gap.reason": str(gap.reason),
+            "godwit.relay.gap.first": str(gap.first),
+            "godwit.relay.gap.end": str(gap.end),
+            "godwit.relay.gap.count": str(gap.count),
+        }
+        for gap in record.gaps
+    ]
+    found: Values = {
+        "godwit.relay.rewind": str(int(record.is_rewind)),
+        "godwit.relay.begin": str(record.begin),
+        "godwit.relay.end": str(record.end),
+    }
+    for name, values in (("gap", gaps), ("name", [name for _, name in names]), ("entry", entries)):
+        if values:
+            found[f"godwit.relay.{name}"] = joined(values)
     return found
 
 

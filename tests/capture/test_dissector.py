@@ -19,14 +19,15 @@ from tests.capture.dissected import (
     run_tshark,
     write_capture,
 )
-from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS
+from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS, read_table
 
 from godwit.errors import Code
 from godwit.wire import control
 from godwit.wire import packet as wire
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import Batch, Entry, encode_batch, make_entry, pack_rest
 from godwit.wire.control import encode_control
 from godwit.wire.packet import encode_frame, encode_packet
+from godwit.wire.relay import GapReason, RelayGap, encode_relay_record
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -38,7 +39,7 @@ HOSTILE = [
 ]
 
 
-HANDSHAKE = ("Hello", "Cookie", "Connect", "Accept", "Refuse", "Reset")
+HANDSHAKE = ("Hello", "Cookie", "Connect", "Accept", "Refuse", "Reset", "Crypto")
 
 
 class Capture:
@@ -84,19 +85,12 @@ def everything() -> Capture:
     """All examples of the protocol's page, as packets of one connection."""
     capture = session()
     for data, described in VECTORS.values():
-        if "frame" in described and described["frame"] not in (
-            "Hello",
-            "Cookie",
-            "Connect",
-            "Accept",
-            "Refuse",
-            "Reset",
-        ):
+        if "frame" in described and described["frame"] not in HANDSHAKE:
             capture.frames(data)
         elif "frame" in described:
             connection_id = 0 if described["frame"] in ("Hello", "Connect", "Reset") else CLIENT_ID
             capture.add(encode_packet(connection_id, 0, data), to_server=described["frame"] in ("Hello", "Connect"))
-        elif "control" in described and described["control"]["kind"] not in ("open", "feed", "work"):
+        elif "control" in described and described["control"]["kind"] not in ("open", "feed", "work", "relay"):
             capture.record(data)
             capture.record(data, to_server=False)
     data_frames(capture)
@@ -116,8 +110,31 @@ def everything() -> Capture:
     for name, (data, described) in VECTORS.items():
         if "group" in described:
             capture.record(data, 40, to_server=name in ("group-submit", "group-report"))
+    capture.record(VECTORS["control-relay"][0], 60)
+    for record in relay_records():
+        capture.record(record, 60)
     fragments(capture)
     return capture
+
+
+def relay_records() -> list[bytes]:
+    """Records of a bridge: empty, with gaps, and with all kinds of batches."""
+    payloads: list[list[bytes]] = [[b"21.5"], [b""], [b"a", b"", b"ccc"]]
+    entries = [
+        (100 + 10 * place, make_entry("site7/plant/a", f"sensor-{place}", list(one), qos=1, retain=False, now_us=5))
+        for place, one in enumerate(payloads)
+    ]
+    flags, rest = pack_rest([b"x", b"y"], extension=bytes.fromhex("a10361 74".replace(" ", "")))
+    entries.append(
+        (140, Entry(topic="b", publisher="", flags=flags, published_us=7, received_us=0, count=2, rest=rest))
+    )
+    gaps = [RelayGap(reason, 1 + reason, 9 + reason, reason) for reason in GapReason]
+    return [
+        encode_relay_record(0, 0, []),
+        encode_relay_record(0, 100, [], gaps),
+        encode_relay_record(100, 200, entries, gaps[:1]),
+        encode_relay_record(50, 60, [], is_rewind=True),
+    ]
 
 
 def data_frames(capture: Capture) -> None:
@@ -175,7 +192,7 @@ def test_every_frame_and_every_control_message_is_in_the_capture(tmp_path: Path)
         path, "-T", "fields", "-e", "godwit.frame_type", "-e", "godwit.control.kind", "-e", "godwit.work.kind"
     )
     kinds = set(re.split(r"[\s,]+", text))
-    assert {f"0x{number:02x}" for number in range(0x10)} <= kinds
+    assert {f"0x{number:02x}" for number in range(wire.TOKEN + 1)} <= kinds
     assert {struct_type.__struct_config__.tag for struct_type in control.ControlMessage.__args__} <= kinds
     assert {"submit", "report", "taken", "lease", "revoke", "update"} <= kinds
 
@@ -192,6 +209,40 @@ def test_requests_and_replies_are_linked(tmp_path: Path) -> None:
     assert links["6"] == ["5", ""]
     assert links["8"] == ["", "9"]  # open and opened
     assert links["9"] == ["8", ""]
+
+
+@needs_tshark
+def test_a_bridge_is_recognised_in_the_middle_of_its_connection(tmp_path: Path) -> None:
+    capture = session()
+    begin = len(capture.packets)
+    records = relay_records()
+    for number, record in enumerate(records, 70):
+        flags = wire.WHOLE | wire.LAST
+        capture.frames(encode_frame(wire.DataFrame(flags, 60, number, 0, None, record)))
+    path = tmp_path / "bridge.pcapng"
+    write_capture(path, capture.packets)
+    shown = run_tshark(
+        path, "-Y", "godwit.relay", "-T", "fields", "-e", "godwit.relay.begin", "-e", "godwit.batch.topic"
+    )
+    assert [line.split("\t") for line in shown.splitlines()] == [
+        ["0", ""], ["0", ""], ["100", "site7/plant/a,site7/plant/a,site7/plant/a,b"], ["50", ""],
+    ]  # fmt: skip
+    assert frames_with(path, "malformed", begin) == []
+    assert frames_with(path, "gap", begin) == [2, 3]
+
+
+def test_replies_are_those_of_the_protocol() -> None:
+    """All messages that answer another one, in the table of section 15, are linked with it."""
+    source = DISSECTOR.read_text(encoding="utf-8")
+    table = source.partition("local REPLIES = {")[2].partition("}")[0]
+    openings = source.partition("local OPENINGS = {")[2].partition("}")[0]
+    known = set(re.findall(r"(\w+) = true", table + openings)) | {"welcome"}
+    rows = read_table("## 15 Control messages")
+    answers = {
+        kind for row in rows for kind in re.findall(r"`?(\w+)`?", row[3]) if kind in {other[0] for other in rows}
+    }
+    assert {"done", "relaying", "welcome", "group_list"} < answers
+    assert known == answers | {"error"}
 
 
 @needs_tshark
@@ -215,33 +266,48 @@ def test_repeats_gaps_and_damage_are_reported(tmp_path: Path) -> None:
     capture.record(b"\xff" + encode_control(control.Gap(count=5, next_offset=9)), 33)  # 9
     path = tmp_path / "bad.pcapng"
     write_capture(path, capture.packets)
+    assert frames_with(path, "retransmit", begin) == [2, 3]
+    assert frames_with(path, "repeated", begin) == [3]
+    assert 4 in frames_with(path, "missing", begin)
+    assert frames_with(path, "late", begin) == [5]
+    assert frames_with(path, "checksum", begin) == [6]
+    assert frames_with(path, "malformed", begin) == [7]
+    assert 9 in frames_with(path, "gap", begin)
 
-    def frames_with(name: str) -> list[int]:
-        shown = run_tshark(path, "-Y", f"godwit.expert.{name}", "-T", "fields", "-e", "frame.number")
-        return [int(line) - begin for line in shown.split() if int(line) > begin]
 
-    assert frames_with("retransmit") == [2, 3]
-    assert frames_with("repeated") == [3]
-    assert 4 in frames_with("missing")
-    assert frames_with("late") == [5]
-    assert frames_with("checksum") == [6]
-    assert frames_with("malformed") == [7]
-    assert 9 in frames_with("gap")
+def frames_with(path: Path, name: str, begin: int) -> list[int]:
+    """Return the packets after the first `begin` ones that have this expert information, counted from there."""
+    shown = run_tshark(path, "-Y", f"godwit.expert.{name}", "-T", "fields", "-e", "frame.number")
+    return [int(line) - begin for line in shown.split() if int(line) > begin]
 
 
 @needs_tshark
 def test_sealed_packets_show_their_header(tmp_path: Path) -> None:
-    sealed = bytearray(encode_packet(SERVER_ID, 5, b"\x01" * 40))
-    sealed[0] = 0x11
-    from crc32c import crc32c
-
-    sealed[-4:] = crc32c(bytes(sealed[:-4])).to_bytes(4, "little")
+    capture = session()  # its handshake makes the connection ids known
+    begin = len(capture.packets)
+    header = bytes([0x11]) + SERVER_ID.to_bytes(8, "big")
+    for number in (70, 71, 75, 75):
+        capture.add(header + number.to_bytes(4, "big") + b"\x5a" * 40 + bytes(range(16)))
+    capture.add(bytes([0x13]) + header[1:] + (76).to_bytes(4, "big") + b"\x5a" * 17)
+    capture.add(header + (77).to_bytes(4, "big") + b"\x5a" * 16)  # too short for a frame
     path = tmp_path / "sealed.pcapng"
-    write_capture(path, [(True, bytes(sealed))])
-    (values,) = read_json(path)
-    assert values["godwit.sealed"] == "1"
-    assert values["godwit.length"] == str(len(sealed))
-    assert "godwit.frame" not in values
+    write_capture(path, capture.packets, server=("198.51.100.1", 47_114))  # recognised by the ids, not by the port
+    first, *_, last, short = read_json(path)[begin:]
+    assert first["godwit.sealed"] == "1"
+    assert first["godwit.key_phase"] == "0"
+    assert first["godwit.number"] == "70"
+    assert first["godwit.length"] == "69"
+    assert first["godwit.encrypted"] == ":".join(["5a"] * 40)
+    assert first["godwit.tag"] == bytes(range(16)).hex(":")
+    assert "godwit.frame" not in first
+    assert "godwit.checksum" not in first
+    assert last["godwit.key_phase"] == "1"
+    assert last["godwit.encrypted"] == "5a"
+    assert "godwit.tag" not in short
+    assert frames_with(path, "missing", begin) == [1, 3]
+    assert frames_with(path, "repeated", begin) == [4]
+    assert frames_with(path, "malformed", begin) == [6]
+    assert frames_with(path, "checksum", begin) == []
 
 
 @needs_tshark

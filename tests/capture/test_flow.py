@@ -11,9 +11,10 @@ from godwit.capture.conversation import PacketReport, read_reports
 from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
 from godwit.capture.pcapng import CapturedDatagram
 from godwit.wire import packet as wire
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import Batch, encode_batch, make_entry
 from godwit.wire.control import Error, Ping, Pong, Work, encode_control
 from godwit.wire.packet import encode_frame, encode_packet
+from godwit.wire.relay import RelayOpen, encode_relay_record
 from godwit.wire.work import ReportGroup, encode_group
 
 HOSTILE = '<script>alert("x")</script>\x1b[31m\u202e]]>&'
@@ -65,6 +66,37 @@ def test_losses_repeats_and_acknowledgements() -> None:
     assert reports[6].repeats == 2
     assert reports[0].parts == ["DATA channel 0 record 0: ping"]
     assert reports[7].parts == ["ACK 5", "DATA channel 0 record 0: pong"]
+
+
+def test_a_sealed_connection_shows_its_handshake_and_the_headers() -> None:
+    line = Line()
+    line.send(0, wire.CryptoFrame(0, 0, b"hello"))
+    line.send(0, wire.CryptoFrame(0, 5, b""), to_server=False)
+    for first, number in ((0x11, 0), (0x11, 3), (0x13, 4), (0x13, 4)):
+        line.raw(wire.HEADER.pack(first, SERVER_ID, number) + b"\x5a" * 20)
+    line.raw(wire.HEADER.pack(0x11, SERVER_ID, 5) + b"\x5a" * 16)
+    reports = line.reports()
+    assert [one.parts for one in reports[:3]] == [
+        ["CRYPTO bytes 0-4, 0 acknowledged"], ["CRYPTO, 5 acknowledged"], ["sealed, 33 bytes"],
+    ]  # fmt: skip
+    assert [one.packet_number for one in reports] == [None, None, 0, 3, 4, 4, None]
+    assert [one.missing_before for one in reports] == [0, 0, 0, 2, 0, 0, 0]
+    assert [one.is_duplicate for one in reports] == [False] * 5 + [True, False]
+    assert [bool(one.problem) for one in reports] == [False] * 6 + [True]
+    assert "sealed, 33 bytes" in as_text(make_diagram(reports, 10))
+
+
+def test_records_of_a_bridge() -> None:
+    log = bytes(16)
+    body = encode_relay_record(0, 9, [(4, make_entry("t", "p", [b"x"], qos=1, retain=False, now_us=5))])
+    line = Line()
+    line.send(1, record(0, encode_control(RelayOpen(log=log, filters=["t"])), 60))
+    line.send(2, record(1, body, 60))
+    line.send(3, record(5, body, 61))  # its record 0 is not in the capture
+    line.send(4, record(2, b"cut", 60))
+    described = [one.parts[0].partition(": ")[2] for one in line.reports()]
+    text = "relay of offsets 0 to 9, 1 message"
+    assert described == ["relay", text, text, "3 bytes"]
 
 
 def test_missing_and_duplicated_packets() -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -49,11 +51,15 @@ def checkout_of(cache: Path, name: str, variable: str, url: str) -> Path:
         return Path(os.environ[variable])
     folder = cache / name
     if not folder.exists():
-        command = ["git", "clone", "--quiet", "--depth=1", "--filter=blob:none", url, str(folder)]
-        try:
-            subprocess.run(command, check=True, timeout=CLONE_TIMEOUT_S, capture_output=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"a checkout of {url} is not available, nor {variable}: {error}")
+        with TemporaryDirectory(dir=cache) as place:  # other tests see a complete checkout, or none
+            clone = Path(place) / name
+            command = ["git", "clone", "--quiet", "--depth=1", "--filter=blob:none", url, str(clone)]
+            try:
+                subprocess.run(command, check=True, timeout=CLONE_TIMEOUT_S, capture_output=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                pytest.skip(f"a checkout of {url} is not available, nor {variable}: {error}")
+            with suppress(OSError):  # another test was faster
+                clone.rename(folder)
     return folder
 
 

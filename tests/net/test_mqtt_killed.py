@@ -95,6 +95,9 @@ class StrictClient:
                     await self._handle(await self._read(reader), writer)
             except (OSError, asyncio.IncompleteReadError):
                 await asyncio.sleep(0.02)
+            except RuntimeError:  # uvloop: a write after the connection was lost
+                assert writer is not None
+                assert writer.is_closing()
             finally:
                 self._writer = None
                 self.lost |= {message for _, message, _ in self.held}
@@ -166,7 +169,7 @@ class StrictClient:
 
     def _acknowledge(self) -> None:
         """Acknowledge all messages, in their order."""
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(b"".join([ack for _, _, ack in self.held]))
             self.held.clear()
 
@@ -190,7 +193,7 @@ class StrictClient:
             return packets.publish(topic, payload, qos=qos, packet_id=number, dup=dup, version=self.version)
 
         self._out[number] = packet(dup=True)
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(packet(dup=False))
 
     async def until(self, is_true: Callable[[], bool]) -> None:

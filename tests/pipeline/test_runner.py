@@ -66,6 +66,10 @@ def complete(count: int) -> tuple[list[int], list[int], list[int]]:
     return list(range(count)), list(range(0, count, 2)), list(range(1, count, 2))
 
 
+def progress(result: StepResult) -> tuple[int, int]:
+    return result.messages, result.behind
+
+
 def test_a_step_that_is_planned_again_resumes_at_the_watermarks(tmp_path: Path, spark: SparkSession) -> None:
     lake = Lake(str(tmp_path / "lake"))
     with served(tmp_path / "data") as place:
@@ -97,21 +101,21 @@ def test_steps_are_limited_and_resume_without_their_position(tmp_path: Path, spa
     position = Path(checkpoint_address(lake, TABLES)) / "position.json"
     with served(tmp_path / "data") as place:
         writer = writer_of(spark, lake, place, maxRowsPerTrigger="4")
-        assert writer.step() == StepResult(0, 0)
+        assert progress(writer.step()) == (0, 0)
         add(place, 6)
-        assert [writer.step() for _ in range(3)] == [StepResult(4, 2), StepResult(2, 0), StepResult(0, 0)]
+        assert [progress(writer.step()) for _ in range(3)] == [(4, 2), (2, 0), (0, 0)]
         before = position.read_text()
         add(place, 2)
-        assert writer_of(spark, lake, place).step() == StepResult(2, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (2, 0)
         position.write_text(before)  # as after kill -9 behind the transactions
-        assert writer_of(spark, lake, place).step() == StepResult(0, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (0, 0)
         position.unlink()
         add(place, 1)
-        assert writer_of(spark, lake, place).step() == StepResult(1, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (1, 0)
         assert content(lake) == complete(9)
         # A table that was deleted is filled again from the log.
         shutil.rmtree(lake.table(readings.SPEC).address)
-        assert writer_of(spark, lake, place).step() == StepResult(9, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (9, 0)
         assert content(lake) == complete(9)
 
 
@@ -128,13 +132,13 @@ def test_a_run_to_the_end_waits_for_an_archive_that_is_away(
 
         with monkeypatch.context() as patch:
             patch.setattr(StreamReader, "_poll_archives", away)
-            assert writer.step() == StepResult(0, 2)
+            assert progress(writer.step()) == (0, 2)
         writer._planner._unreachable_since.clear()
-        assert writer.step() == StepResult(2, 0)
+        assert progress(writer.step()) == (2, 0)
         # A log whose messages were all deleted before the run ends above 0, and has nothing to read.
         assert writer._planner._target is not None
         writer._planner._target["b" * 32] = 500
-        assert writer.step() == StepResult(0, 0)
+        assert progress(writer.step()) == (0, 0)
 
 
 def test_a_lake_of_0_5_0_is_continued(tmp_path: Path, spark: SparkSession) -> None:
@@ -145,8 +149,8 @@ def test_a_lake_of_0_5_0_is_continued(tmp_path: Path, spark: SparkSession) -> No
         with pytest.raises(DataLossError, match="up to offset 120, and it ends at 100 now: an older copy"):
             writer_of(spark, lake, place).step()
         add(place, 24)
-        assert writer_of(spark, lake, place).step() == StepResult(4, 0)
-        assert writer_of(spark, lake, place).step() == StepResult(0, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (4, 0)
+        assert progress(writer_of(spark, lake, place).step()) == (0, 0)
     assert offsets(lake, bronze.SPEC) == list(range(124))
     assert [at for at in offsets(lake, readings.SPEC) if at >= 120] == [120, 122]
     found = read_checkpoint(lake, TABLES)

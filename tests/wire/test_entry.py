@@ -30,6 +30,7 @@ from godwit.wire.batch import (
     last_message,
     longest_message,
     make_entry,
+    make_lone_entry,
     pack_batch,
     pack_rest,
     payload_bytes,
@@ -148,6 +149,14 @@ def test_sizes_of_plain_batches_are_exact(payloads: list[bytes]) -> None:
     assert payload_bytes(make_entry("a", "b", payloads, qos=1, now_us=7)) == sum(map(len, payloads))
     packed = pack_batch([*payloads, b""], 7, qos=2, sequence=0)
     assert len(packed) == MAX_PUBLISHED_HEAD_BYTES + sum(LENGTH_BYTES + len(each) for each in [*payloads, b""])
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("retain", [False, True])
+def test_the_entry_of_one_message_is_the_general_one(qos: int, retain: bool) -> None:
+    for payload in (b"", b"21.5"):
+        general = make_entry("a/b", "c", [payload], qos=qos, retain=retain, now_us=7)
+        assert make_lone_entry("a/b", "c", payload, qos, retain, 7) == general
 
 
 @given(PAYLOADS, st.none() | st.binary(max_size=9), st.booleans())

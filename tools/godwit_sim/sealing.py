@@ -41,22 +41,22 @@ class ClearAead:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def _tag(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+    def _tag(self, nonce: bytes, data: bytes | memoryview, associated_data: bytes) -> bytes:
         digest = hashlib.blake2b(nonce, key=self._key, digest_size=TAG_BYTES - CHECK_BYTES)
         digest.update(associated_data)
         digest.update(data)
         return digest.digest() + _check(bytes(associated_data) + bytes(data))
 
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+    def encrypt(self, nonce: bytes, data: bytes | memoryview, associated_data: bytes) -> bytes:
         """Return the data with its tag."""
         return bytes(data) + self._tag(nonce, data, associated_data)
 
-    def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+    def decrypt(self, nonce: bytes, data: bytes | memoryview, associated_data: bytes) -> bytes:
         """Return the data without its tag. Raises ForgedError if the tag is wrong."""
         body = data[:-TAG_BYTES]
         if not hmac.compare_digest(data[-TAG_BYTES:], self._tag(nonce, body, associated_data)):
             raise ForgedError
-        return body
+        return bytes(body)
 
 
 CLEAR: Final = Suite(99, "clear", key_bytes=32, max_forged=2**36, make=ClearAead, error=ForgedError)

@@ -7,6 +7,7 @@ a connection are known from the ACCEPT of its handshake; without it, from the ad
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -17,12 +18,15 @@ from godwit.wire import cbor
 from godwit.wire import packet as wire
 from godwit.wire.batch import QOS_SHIFT, decode_head
 from godwit.wire.batch import decode_batches as decode_all_batches
+from godwit.wire.relay import REWIND, RelayRecord, decode_relay_record
 
 LOST_BEHIND: Final = 3
 """A packet without an acknowledgement counts as lost if one that is newer by this much has one (RFC 9002)."""
 MAX_JOINED_BYTES: Final = 64 * 1024 * 1024
 """Of unfinished records together. Further fragments are shown, and not joined."""
 IN_BAND: Final = 0xFF
+SMALLEST_SEALED_BYTES: Final = wire.HEADER.size + 1 + 16
+"""Of a sealed packet: a header, a byte of frames and a tag."""
 
 
 class PacketReport(msgspec.Struct):
@@ -100,6 +104,9 @@ class CaptureReader:
         """Add the next datagram. Return its report, which later packets complete."""
         report = PacketReport(len(self.reports) + 1, datagram)
         self.reports.append(report)
+        if datagram.data[:1] in _SEALED:
+            self._add_sealed(datagram, report)
+            return report
         try:
             connection_id, number, content = wire.decode_packet(datagram.data)
             frames = wire.decode_frames(content)
@@ -114,6 +121,16 @@ class CaptureReader:
         if isinstance(frames[0], wire.AcceptFrame):
             self._link(connection_id, frames[0].connection_id)
         return report
+
+    def _add_sealed(self, datagram: CapturedDatagram, report: PacketReport) -> None:
+        """Report on the header of a sealed packet; its frames are encrypted."""
+        length = datagram.length or len(datagram.data)
+        if length < SMALLEST_SEALED_BYTES or len(datagram.data) < wire.HEADER.size:
+            report.problem = f"a sealed packet is cut short at {len(datagram.data)} bytes"
+            return
+        _, connection_id, number = wire.HEADER.unpack_from(datagram.data)
+        self._track(self._direction(connection_id, datagram), number, report)
+        report.parts.append(f"sealed, {length} bytes")
 
     def finish(self) -> list[PacketReport]:
         """Return all reports, after lost packets were marked."""
@@ -172,6 +189,9 @@ class CaptureReader:
                 return f"CREDIT channel {frame.channel}"
             case wire.BlockedFrame():
                 return f"BLOCKED channel {frame.channel}"
+            case wire.CryptoFrame():
+                span = f" bytes {frame.offset}-{frame.offset + len(frame.body) - 1}" if frame.body else ""
+                return f"CRYPTO{span}, {frame.acknowledged} acknowledged"
             case wire.CloseFrame() | wire.RefuseFrame():
                 name = "CLOSE" if isinstance(frame, wire.CloseFrame) else "REFUSE"
                 return f"{name} code {frame.code}{f': {frame.reason}' if frame.reason else ''}"
@@ -232,13 +252,17 @@ class CaptureReader:
         return record
 
 
+_SEALED: Final = (
+    bytes((wire.FIRST_BYTE | wire.FLAG_SEALED,)), bytes((wire.FIRST_BYTE | wire.FLAG_SEALED | wire.FLAG_PHASE,)),
+)  # fmt: skip
 _HANDSHAKE: Final = (
-    wire.HelloFrame, wire.CookieFrame, wire.ConnectFrame, wire.AcceptFrame, wire.RefuseFrame, wire.ResetFrame
+    wire.HelloFrame, wire.CookieFrame, wire.ConnectFrame, wire.AcceptFrame, wire.RefuseFrame, wire.ResetFrame,
+    wire.CryptoFrame,
 )  # fmt: skip
 _NAMES: Final[dict[type[Any], str]] = {
     wire.PingFrame: "PING", wire.HelloFrame: "HELLO", wire.CookieFrame: "COOKIE", wire.ConnectFrame: "CONNECT",
     wire.AcceptFrame: "ACCEPT", wire.PathProbeFrame: "PATH_PROBE", wire.PathResponseFrame: "PATH_RESPONSE",
-    wire.ResetFrame: "RESET",
+    wire.ResetFrame: "RESET", wire.TokenFrame: "TOKEN",
 }  # fmt: skip
 
 
@@ -256,16 +280,27 @@ def describe_record(record: bytes, channel: int, number: int, channel_kind: str)
             return "empty"
         if channel == 0 or (number == 0 and record[0] >> 5 == 5):
             return _kind_of(cbor.load(record))
+        if channel_kind == "relay":
+            return _describe_relay(decode_relay_record(record))
         if record[0] == IN_BAND:
             return _kind_of(cbor.load(record[1:]))
         if channel_kind == "work":
             length = int.from_bytes(record[:4], "big")
             return _kind_of(cbor.load(record[4 : 4 + length]))
+        if record[0] <= REWIND:
+            with suppress(DecodeError):  # record 0 of the channel may not be in the capture
+                return _describe_relay(decode_relay_record(record))
         qos = decode_head(record).flags >> QOS_SHIFT
         messages = sum(len(batch.payloads) for batch in decode_all_batches(record))
     except (DecodeError, ValueError):
         return f"{len(record)} bytes"
     return f"{messages} message{'' if messages == 1 else 's'}, QoS {qos}"
+
+
+def _describe_relay(record: RelayRecord) -> str:
+    messages = sum(entry.count for _, entry in record.entries)
+    gaps = f", {len(record.gaps)} gaps" if record.gaps else ""
+    return f"relay of offsets {record.begin} to {record.end}, {messages} message{'' if messages == 1 else 's'}{gaps}"
 
 
 def _kind_of(plain: Any) -> str:

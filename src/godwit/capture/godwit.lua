@@ -3,6 +3,7 @@
 --
 -- Packets are recognised on the ports of the preference, and on any port by their checksum. Fragments are joined to
 -- records per connection and channel; requests are linked with their replies, and fragments with earlier copies.
+-- Sealed packets have no checksum: they are recognised after the handshake of their connection, and show their header.
 
 local godwit = Proto("godwit", "Godwit")
 
@@ -10,6 +11,8 @@ local MAX_RECORD_BYTES = 32 * 1024 * 1024 -- longer records are not joined
 local MAX_HELD_BYTES = 256 * 1024 * 1024 -- of all unfinished records together
 local MAX_DEPTH = 16 -- of CBOR
 local SMALLEST_PACKET = 18
+local HEADER_BYTES = 13
+local TAG_BYTES = 16 -- at the end of a sealed packet, in place of the checksum
 local INTACT = 0x48674BC7
 
 -- Lua 5.2 has no operators for bits, and 5.4 no library: Wireshark's own is there in most versions.
@@ -29,17 +32,20 @@ local FRAMES = {
   [0x00] = "PADDING", [0x01] = "PING", [0x02] = "HELLO", [0x03] = "COOKIE", [0x04] = "CONNECT", [0x05] = "ACCEPT",
   [0x06] = "REFUSE", [0x07] = "ACK", [0x08] = "ACK_POSITION", [0x09] = "CONFIRM", [0x0a] = "CREDIT",
   [0x0b] = "BLOCKED", [0x0c] = "PATH_PROBE", [0x0d] = "PATH_RESPONSE", [0x0e] = "CLOSE", [0x0f] = "RESET",
+  [0x10] = "CRYPTO", [0x11] = "TOKEN",
 }
 for kind = 0x40, 0x7f do FRAMES[kind] = "DATA" end
 
 local CODES = {
   [0] = "NORMAL", [1] = "SHUTDOWN", [2] = "PROTOCOL", [3] = "LIMIT", [4] = "VERSION", [5] = "BUSY", [6] = "TIMEOUT",
-  [7] = "RESET", [8] = "INTERNAL", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
+  [7] = "RESET", [8] = "INTERNAL", [9] = "SEALING", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
   [103] = "NO_SUCH_TOPIC", [104] = "BAD_TOPIC", [105] = "BAD_FILTER", [106] = "TOO_LARGE", [107] = "NOT_SUBSCRIBED",
   [108] = "BAD_NAME", [109] = "NAME_IN_USE", [110] = "TAKEN_OVER", [111] = "KICKED", [112] = "STALE_EPOCH",
   [113] = "TOPIC_EXISTS", [114] = "NOT_LOGGED_IN", [115] = "TOO_MANY", [116] = "NO_SUCH_CLIENT", [117] = "STORAGE",
   [118] = "NO_SUCH_OFFSET", [119] = "NO_SUCH_JOB", [120] = "BAD_KIND",
 }
+
+local RELAY_GAPS = { [0] = "DELETED", [1] = "DAMAGED", [2] = "TOO_LONG", [3] = "REPLACED" }
 
 local fields = {}
 local function define(name, make, ...)
@@ -50,10 +56,13 @@ end
 define("version", ProtoField.uint8, "Version", base.DEC, nil, 0xf0)
 define("flags", ProtoField.uint8, "Flags", base.HEX, nil, 0x0f)
 define("sealed", ProtoField.bool, "Sealed", 8, nil, 0x01)
+define("key_phase", ProtoField.bool, "Key phase", 8, nil, 0x02)
 define("connection_id", ProtoField.bytes, "Connection id")
 define("number", ProtoField.uint32, "Packet number (lower half)", base.DEC)
 define("checksum", ProtoField.uint32, "CRC-32C", base.HEX)
 define("checksum_status", ProtoField.string, "Status of the checksum")
+define("tag", ProtoField.bytes, "Tag")
+define("encrypted", ProtoField.bytes, "Encrypted frames")
 define("length", ProtoField.uint32, "Length", base.DEC)
 define("to", ProtoField.string, "Receiver")
 define("frame", ProtoField.none, "Frame")
@@ -93,6 +102,10 @@ define("close.code", ProtoField.uint16, "Code", base.DEC, CODES)
 define("close.reason", ProtoField.string, "Reason")
 define("close.mac", ProtoField.bytes, "MAC")
 define("reset.token", ProtoField.bytes, "Token")
+define("crypto.offset", ProtoField.uint32, "Offset", base.DEC)
+define("crypto.acknowledged", ProtoField.uint32, "Acknowledged (bytes)", base.DEC)
+define("crypto.body", ProtoField.bytes, "Bytes of TLS")
+define("token.token", ProtoField.bytes, "Token")
 
 define("data.has_length", ProtoField.bool, "HAS_LENGTH", 8, nil, 0x01)
 define("data.whole", ProtoField.bool, "WHOLE", 8, nil, 0x02)
@@ -145,6 +158,22 @@ define("work.kind", ProtoField.string, "Kind")
 define("work.json", ProtoField.string, "Head")
 define("work.field", ProtoField.string, "Field")
 define("work.payloads", ProtoField.bytes, "Payloads")
+define("relay", ProtoField.none, "Range of a log")
+define("relay.rewind", ProtoField.bool, "REWIND", 8, nil, 0x01)
+define("relay.begin", ProtoField.uint64, "Begin", base.DEC)
+define("relay.end", ProtoField.uint64, "End", base.DEC)
+define("relay.gap", ProtoField.none, "Gap")
+define("relay.gap.reason", ProtoField.uint8, "Reason", base.DEC, RELAY_GAPS)
+define("relay.gap.first", ProtoField.uint64, "First", base.DEC)
+define("relay.gap.end", ProtoField.uint64, "End", base.DEC)
+define("relay.gap.count", ProtoField.uint64, "Messages, at most", base.DEC)
+define("relay.name", ProtoField.string, "Name")
+define("relay.entry", ProtoField.none, "Entry")
+define("relay.offset", ProtoField.uint64, "Offset", base.DEC)
+define("relay.topic", ProtoField.uint16, "Place of the topic", base.DEC)
+define("relay.publisher", ProtoField.uint16, "Place of the publisher", base.DEC)
+define("relay.count", ProtoField.uint32, "Messages", base.DEC)
+define("relay.length", ProtoField.uint32, "Length", base.DEC)
 
 do
   local list = {}
@@ -268,7 +297,7 @@ local function float_text(value)
   if value ~= value then return '"NaN"' end
   if value == math.huge then return '"Infinity"' end
   if value == -math.huge then return '"-Infinity"' end
-  local text = string.format("%.17g", value)
+  local text = string.format("%.17g", value):gsub(",", ".") -- some locales have a decimal comma
   return text:find("[.e]") and text or text .. ".0"
 end
 
@@ -367,9 +396,9 @@ end
 local REPLIES = {
   done = true, error = true, pong = true, subscribed = true, progressed = true, topic_list = true, client_list = true,
   cursor_list = true, group_list = true, volunteered = true, watched = true, retried = true, job_list = true,
-  job_shown = true, worker_list = true, capture_began = true,
+  job_shown = true, worker_list = true, bridge_list = true,
 }
-local OPENINGS = { opened = true, refused = true }
+local OPENINGS = { opened = true, refused = true, relaying = true }
 
 local function note_labels(direction, map)
   for _, name in ipairs({ "topics", "publishers" }) do
@@ -386,7 +415,7 @@ end
 -- The key under which a request and its reply are the same.
 local function exchange_of(kind, map, channel)
   if kind == "login" or kind == "welcome" then return "login" end
-  if kind == "open" then return "open " .. channel end
+  if kind == "open" or kind == "relay" then return "open " .. channel end
   if OPENINGS[kind] and map.channel then return "open " .. map.channel.json end
   if map.request then return "request " .. map.request.json end
   return nil
@@ -434,6 +463,71 @@ local function show_control(tvb, tree, context, channel)
   return kind
 end
 
+local BATCH_FLAGS = { "lone", "deltas", "retain", "has_sequence", "has_route", "has_extension", "qos" }
+
+-- Shows a batch from its extension on. Returns the position after it and the number of messages, or nil.
+local function show_batch_rest(tvb, at, item, flags)
+  local function need(count)
+    if at + count <= tvb:len() then return true end
+    item:add_proto_expert_info(experts.malformed, "the batch is cut short")
+    return false
+  end
+  local function show_payload(length)
+    if length > 0 then
+      item:add(fields["batch.payload"], tvb(at, length))
+    else
+      item:add(fields["batch.empty_payload"])
+    end
+    at = at + length
+  end
+  if band(flags, 0x20) ~= 0 then
+    if not need(4) then return nil end
+    local length = tvb(at, 4):uint()
+    at = at + 4
+    if not need(length) then return nil end
+    if length > 0 then
+      item:add(fields["batch.extension"], tvb(at, length))
+      local value, problem = cbor_value(tvb(at, length):tvb(), 0, 0)
+      if value then
+        item:add(fields["batch.extension_json"], tvb(at, length), value.json)
+      else
+        item:add_proto_expert_info(experts.malformed, "extension: " .. problem)
+      end
+    end
+    at = at + length
+  end
+  if band(flags, 0x01) ~= 0 then
+    show_payload(tvb:len() - at)
+    return at, 1
+  end
+  if not need(4) then return nil end
+  local count = tvb(at, 4):uint()
+  item:add(fields["batch.count"], tvb(at, 4))
+  at = at + 4
+  local has_deltas = band(flags, 0x02) ~= 0
+  if count > 65536 or not need(count * (has_deltas and 8 or 4)) then return nil end
+  local lengths = {}
+  for index = 1, count do
+    lengths[index] = tvb(at, 4):uint()
+    item:add(fields["batch.message_length"], tvb(at, 4))
+    at = at + 4
+  end
+  for _ = 1, has_deltas and count or 0 do
+    item:add(fields["batch.delta_us"], tvb(at, 4))
+    at = at + 4
+  end
+  for _, length in ipairs(lengths) do
+    if not need(length) then return nil end
+    show_payload(length)
+  end
+  return at, count
+end
+
+local function batch_title(flags, count, topic)
+  return string.format("%d message%s, QoS %d%s", count, count == 1 and "" or "s", math.floor(flags / 64),
+    topic and (", " .. topic) or "")
+end
+
 -- Returns the position after the batch, or nil.
 local function show_batch(tvb, at, tree, context)
   local begin = at
@@ -445,9 +539,7 @@ local function show_batch(tvb, at, tree, context)
   end
   if not need(9) then return nil end
   local flags = tvb(at, 1):uint()
-  for _, name in ipairs({ "lone", "deltas", "retain", "has_sequence", "has_route", "has_extension", "qos" }) do
-    item:add(fields["batch." .. name], tvb(at, 1))
-  end
+  for _, name in ipairs(BATCH_FLAGS) do item:add(fields["batch." .. name], tvb(at, 1)) end
   item:add(fields["batch.published_us"], tvb(at + 1, 8))
   at = at + 9
   if band(flags, 0x08) ~= 0 then
@@ -468,62 +560,90 @@ local function show_batch(tvb, at, tree, context)
     item:add(fields["batch.received_us"], tvb(at + 16, 8))
     at = at + 24
   end
-  if band(flags, 0x20) ~= 0 then
-    if not need(4) then return nil end
-    local length = tvb(at, 4):uint()
-    at = at + 4
-    if not need(length) then return nil end
-    if length > 0 then
-      item:add(fields["batch.extension"], tvb(at, length))
-      local value, problem = cbor_value(tvb(at, length):tvb(), 0, 0)
-      if value then
-        item:add(fields["batch.extension_json"], tvb(at, length), value.json)
-      else
-        item:add_proto_expert_info(experts.malformed, "extension: " .. problem)
-      end
-    end
-    at = at + length
-  end
-  local count = 1
-  if band(flags, 0x01) ~= 0 then
-    if at < tvb:len() then
-      item:add(fields["batch.payload"], tvb(at))
-    else
-      item:add(fields["batch.empty_payload"], tvb(begin, 1))
-    end
-    at = tvb:len()
-  else
-    if not need(4) then return nil end
-    count = tvb(at, 4):uint()
-    item:add(fields["batch.count"], tvb(at, 4))
-    at = at + 4
-    local has_deltas = band(flags, 0x02) ~= 0
-    if count > 65536 or not need(count * (has_deltas and 8 or 4)) then return nil end
-    local lengths = {}
-    for index = 1, count do
-      lengths[index] = tvb(at, 4):uint()
-      item:add(fields["batch.message_length"], tvb(at, 4))
-      at = at + 4
-    end
-    for _ = 1, has_deltas and count or 0 do
-      item:add(fields["batch.delta_us"], tvb(at, 4))
-      at = at + 4
-    end
-    for _, length in ipairs(lengths) do
-      if not need(length) then return nil end
-      if length > 0 then
-        item:add(fields["batch.payload"], tvb(at, length))
-      else
-        item:add(fields["batch.empty_payload"], tvb(begin, 1))
-      end
-      at = at + length
-    end
-  end
-  item:set_len(at - begin)
-  item:set_text(string.format("Batch: %d message%s, QoS %d%s", count, count == 1 and "" or "s",
-    math.floor(flags / 64), topic and (", " .. topic) or ""))
+  local after, count = show_batch_rest(tvb, at, item, flags)
+  if not after then return nil end
+  item:set_len(after - begin)
+  item:set_text("Batch: " .. batch_title(flags, count, topic))
   context.info(count == 1 and "message" or count .. " messages")
-  return at
+  return after
+end
+
+local RELAY_HEAD, RELAY_GAP, RELAY_ENTRY = 25, 25, 29
+
+-- Returns the positions of the gaps, names and entries of a range of a log, or nil if this is not one.
+local function scan_relay(tvb)
+  local length = tvb:len()
+  if length < RELAY_HEAD or tvb(0, 1):uint() > 1 or tvb(9, 8):uint64() < tvb(1, 8):uint64() then return nil end
+  local gaps, names, entries = {}, {}, {}
+  local at = RELAY_HEAD
+  for index = 1, tvb(17, 2):uint() do
+    if at + RELAY_GAP > length then return nil end
+    gaps[index], at = at, at + RELAY_GAP
+  end
+  for index = 1, tvb(19, 2):uint() do
+    if at + 2 > length then return nil end
+    names[index], at = at, at + 2 + tvb(at, 2):uint()
+  end
+  for index = 1, tvb(21, 4):uint() do
+    if at + RELAY_ENTRY > length then return nil end
+    entries[index], at = at, at + RELAY_ENTRY + tvb(at + 25, 4):uint()
+  end
+  if at ~= length then return nil end
+  return { gaps = gaps, names = names, entries = entries }
+end
+
+local function show_relay(tvb, tree, context, found)
+  local item = tree:add(fields["relay"], tvb())
+  if not found then
+    item:add_proto_expert_info(experts.malformed, "the range of the log is malformed")
+    return
+  end
+  item:add(fields["relay.rewind"], tvb(0, 1))
+  item:add(fields["relay.begin"], tvb(1, 8))
+  item:add(fields["relay.end"], tvb(9, 8))
+  for _, at in ipairs(found.gaps) do
+    local gap = item:add(fields["relay.gap"], tvb(at, RELAY_GAP))
+    gap:add(fields["relay.gap.reason"], tvb(at, 1))
+    gap:add(fields["relay.gap.first"], tvb(at + 1, 8))
+    gap:add(fields["relay.gap.end"], tvb(at + 9, 8))
+    gap:add(fields["relay.gap.count"], tvb(at + 17, 8))
+    gap:add_proto_expert_info(experts.gap)
+  end
+  local names = {}
+  for index, at in ipairs(found.names) do
+    local length = tvb(at, 2):uint()
+    names[index] = length > 0 and tvb(at + 2, length):string(ENC_UTF_8) or ""
+    item:add(fields["relay.name"], tvb(at, 2 + length), names[index])
+  end
+  local messages = 0
+  for _, at in ipairs(found.entries) do
+    local length = tvb(at + 25, 4):uint()
+    local entry = item:add(fields["relay.entry"], tvb(at, RELAY_ENTRY + length))
+    local flags, topic, publisher = tvb(at + 8, 1):uint(), tvb(at + 17, 2):uint(), tvb(at + 19, 2):uint()
+    entry:add(fields["relay.offset"], tvb(at, 8))
+    for _, name in ipairs(BATCH_FLAGS) do entry:add(fields["batch." .. name], tvb(at + 8, 1)) end
+    entry:add(fields["batch.published_us"], tvb(at + 9, 8))
+    entry:add(fields["relay.topic"], tvb(at + 17, 2))
+    entry:add(fields["relay.publisher"], tvb(at + 19, 2))
+    entry:add(fields["relay.count"], tvb(at + 21, 4))
+    entry:add(fields["relay.length"], tvb(at + 25, 4))
+    if names[topic + 1] and names[publisher + 1] then
+      entry:add(fields["batch.topic"], tvb(at + 17, 2), names[topic + 1]):set_generated()
+      entry:add(fields["batch.publisher"], tvb(at + 19, 2), names[publisher + 1]):set_generated()
+    else
+      entry:add_proto_expert_info(experts.malformed, "a place outside the list of names")
+    end
+    local count = tvb(at + 21, 4):uint()
+    -- An empty tvb does not exist: a lone message without a payload ends before the next entry.
+    local rest = tvb(0, at + RELAY_ENTRY + length):tvb()
+    if show_batch_rest(rest, at + RELAY_ENTRY, entry, flags) then
+      entry:set_text("Entry: " .. batch_title(flags, count, names[topic + 1]))
+    end
+    messages = messages + count
+  end
+  item:set_text(string.format("Range of a log: offsets %s to %s, %d messages", tostring(tvb(1, 8):uint64()),
+    tostring(tvb(9, 8):uint64()), messages))
+  context.info("relay of " .. messages .. " messages")
 end
 
 local function show_work(tvb, tree, context)
@@ -563,9 +683,17 @@ local function show_record(tvb, tree, context, channel, record, is_unreliable)
     if channel ~= 0 and not context.visited then context.direction.channels[channel] = kind end
   elseif context.direction.channels[channel] == "work" or looks_like_work(tvb) then
     show_work(tvb, item, context)
+  elseif context.direction.channels[channel] == "relay" then
+    show_relay(tvb, item, context, scan_relay(tvb))
   elseif tvb(0, 1):uint() == 0xff then
     if tvb:len() > 1 then show_control(tvb(1):tvb(), item, context, channel) end
   else
+    -- The record 0 of a bridge's channel may not have been captured. A batch is never consistent as such a range.
+    local range = scan_relay(tvb)
+    if range then
+      show_relay(tvb, item, context, range)
+      return
+    end
     local at = 0
     while at and at < tvb:len() do at = show_batch(tvb, at, item, context) end
   end
@@ -699,6 +827,8 @@ local LAYOUTS = {
   [0x0d] = { { "path_response.challenge", 8 }, { "path_response.mac", 16 } },
   [0x0e] = { { "close.code", 2 } },
   [0x0f] = { { "reset.token", 16 } },
+  [0x10] = { { "crypto.offset", 4 }, { "crypto.acknowledged", 4 } },
+  [0x11] = { { "token.token", 16 } },
 }
 
 local function show_ack(tvb, at, item, kind)
@@ -745,7 +875,7 @@ local function show_frame(tvb, at, item, context)
     item:add(fields[entry[1]], tvb(at, entry[2]))
     at = at + entry[2]
   end
-  if kind == 0x04 or kind == 0x05 or kind == 0x06 or kind == 0x0e then
+  if kind == 0x04 or kind == 0x05 or kind == 0x06 or kind == 0x0e or kind == 0x10 then
     if at + 2 > tvb:len() then return nil, "the frame is cut short" end
     local length = tvb(at, 2):uint()
     at = at + 2
@@ -755,6 +885,8 @@ local function show_frame(tvb, at, item, context)
         local value = cbor_map(tvb(at, length):tvb(), item)
         if value then item:add(fields["parameters"], tvb(at, length), value.json) end
       end
+    elseif kind == 0x10 then
+      if length > 0 then item:add(fields["crypto.body"], tvb(at, length)) end
     else
       local name = kind == 0x06 and "refuse.reason" or "close.reason"
       item:add(fields[name], length > 0 and tvb(at, length) or tvb(at - 2, 2), length > 0 and tvb(at, length):string() or "")
@@ -797,17 +929,56 @@ local function track_number(direction, number, found, frame_number)
   end
 end
 
+-- Returns what the first pass has found about a packet, and whether this is a later pass.
+local function fact_of(tvb, pinfo, is_numbered)
+  local fact = facts[pinfo.number]
+  if fact then return fact, true end
+  fact = { data = {}, direction = direction_of(tvb(1, 8):bytes():tohex(), pinfo) }
+  facts[pinfo.number] = fact
+  if is_numbered then track_number(fact.direction, tvb(9, 4):uint(), fact, pinfo.number) end
+  return fact, false
+end
+
+local function show_fact(tree, fact)
+  if fact.direction.role then tree:add(fields["to"], fact.direction.role):set_generated() end
+  if fact.repeated_of then tree:add_proto_expert_info(experts.repeated, "Seen before in frame " .. fact.repeated_of) end
+  if fact.is_late then tree:add_proto_expert_info(experts.late) end
+  if fact.missing then
+    tree:add_proto_expert_info(experts.missing,
+      string.format("Packets %d to %d are missing before this one: lost, skipped or late", fact.missing[1], fact.missing[2]))
+  end
+end
+
+local function show_sealed(tvb, pinfo, tree)
+  local length = tvb:len()
+  if length <= HEADER_BYTES + TAG_BYTES then
+    tree:add_proto_expert_info(experts.malformed, "the packet is cut short")
+    return
+  end
+  tree:add(fields["encrypted"], tvb(HEADER_BYTES, length - HEADER_BYTES - TAG_BYTES))
+  tree:add(fields["tag"], tvb(length - TAG_BYTES, TAG_BYTES))
+  show_fact(tree, (fact_of(tvb, pinfo, true)))
+  pinfo.cols.info = string.format("%d: sealed, %d bytes", tvb(9, 4):uint(), length)
+end
+
 function godwit.dissector(tvb, pinfo, root)
   local length = tvb:len()
   if length < SMALLEST_PACKET then return 0 end
   pinfo.cols.protocol = "Godwit"
+  local first = tvb(0, 1):uint()
+  local is_sealed = first == 0x11 or first == 0x13
   local tree = root:add(godwit, tvb())
   tree:add(fields["version"], tvb(0, 1))
   tree:add(fields["flags"], tvb(0, 1))
   tree:add(fields["sealed"], tvb(0, 1))
+  tree:add(fields["key_phase"], tvb(0, 1))
   tree:add(fields["connection_id"], tvb(1, 8))
   tree:add(fields["number"], tvb(9, 4))
   tree:add(fields["length"], tvb(), length):set_generated()
+  if is_sealed then
+    show_sealed(tvb, pinfo, tree)
+    return length
+  end
   local is_intact = crc32c(tvb(0, length):raw()) == INTACT
   local checksum = tree:add_le(fields["checksum"], tvb(length - 4, 4))
   tree:add(fields["checksum_status"], tvb(length - 4, 4), is_intact and "good" or "bad"):set_generated()
@@ -816,42 +987,19 @@ function godwit.dissector(tvb, pinfo, root)
     pinfo.cols.info = "bad checksum"
     return length
   end
-  local first = tvb(0, 1):uint()
   if first ~= 0x10 then
-    if first == 0x11 then
-      pinfo.cols.info = "sealed, " .. length .. " bytes"
-    else
-      tree:add_proto_expert_info(experts.version)
-      pinfo.cols.info = "version " .. math.floor(first / 16)
-    end
+    tree:add_proto_expert_info(experts.version)
+    pinfo.cols.info = "version " .. math.floor(first / 16)
     return length
   end
 
-  local id, number = tvb(1, 8):bytes():tohex(), tvb(9, 4):uint()
-  local visited = facts[pinfo.number] ~= nil
-  local direction
-  if not visited then
-    facts[pinfo.number] = { data = {} }
-    direction = direction_of(id, pinfo)
-    facts[pinfo.number].direction = direction
-    local kind = tvb(13, 1):uint()
-    if kind < 0x02 or (kind > 0x06 and kind ~= 0x0f) then
-      track_number(direction, number, facts[pinfo.number], pinfo.number)
-    end
-  end
-  local fact = facts[pinfo.number]
-  direction = fact.direction
-  if direction.role then tree:add(fields["to"], direction.role):set_generated() end
-  if fact.repeated_of then tree:add_proto_expert_info(experts.repeated, "Seen before in frame " .. fact.repeated_of) end
-  if fact.is_late then tree:add_proto_expert_info(experts.late) end
-  if fact.missing then
-    tree:add_proto_expert_info(experts.missing,
-      string.format("Packets %d to %d are missing before this one: lost, skipped or late", fact.missing[1], fact.missing[2]))
-  end
-
+  local kind = tvb(HEADER_BYTES, 1):uint()
+  local is_handshake = (kind >= 0x02 and kind <= 0x06) or kind == 0x0f or kind == 0x10
+  local fact, visited = fact_of(tvb, pinfo, not is_handshake)
+  show_fact(tree, fact)
   local words, place = {}, 0
   local context = {
-    direction = direction, visited = visited, number = pinfo.number,
+    direction = fact.direction, visited = visited, number = pinfo.number,
     info = function(word) words[#words + 1] = word end,
     found = function() -- what the first pass has found about the next frame or control message
       place = place + 1
@@ -860,7 +1008,7 @@ function godwit.dissector(tvb, pinfo, root)
     end,
   }
   local frames = tvb(0, length - 4):tvb()
-  local at = 13
+  local at = HEADER_BYTES
   while at < frames:len() do
     local item = tree:add(fields["frame"], tvb(at, frames:len() - at))
     local after, problem = show_frame(frames, at, item, context)
@@ -872,7 +1020,7 @@ function godwit.dissector(tvb, pinfo, root)
     item:set_len(after - at)
     at = after
   end
-  pinfo.cols.info = string.format("%d: %s", number, table.concat(words, " "))
+  pinfo.cols.info = string.format("%d: %s", tvb(9, 4):uint(), table.concat(words, " "))
   return length
 end
 
@@ -880,8 +1028,11 @@ local function is_godwit(tvb, pinfo, root)
   local length = tvb:len()
   if length < SMALLEST_PACKET or length > 65000 then return false end
   local first = tvb(0, 1):uint()
-  if first ~= 0x10 and first ~= 0x11 then return false end
-  if crc32c(tvb(0, length):raw()) ~= INTACT then return false end
+  if first == 0x11 or first == 0x13 then
+    if not directions[tvb(1, 8):bytes():tohex()] then return false end
+  elseif first ~= 0x10 or crc32c(tvb(0, length):raw()) ~= INTACT then
+    return false
+  end
   pinfo.conversation = godwit
   godwit.dissector(tvb, pinfo, root)
   return true

@@ -26,7 +26,7 @@ from godwit.mqtt.packets import (
     PublishRun,
     Reason,
 )
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry, make_entry
+from godwit.wire.batch import Entry, make_entry, make_lone_entry
 from godwit.wire.control_base import Code
 from godwit.wire.extension import Properties, encode_properties
 from godwit.wire.filters import RESERVED, is_inbox
@@ -219,15 +219,7 @@ class MqttReceiver:
             self._require_quota(1, 1, packet.packet_id)
             receipt = MqttReceipt(self, 1, ids, size)
             self.unacknowledged += 1
-        entry = Entry(
-            topic=packet.topic,
-            publisher=self._name,
-            flags=LONE | flags >> 1 << QOS_SHIFT | (RETAIN if flags & 1 else 0),
-            published_us=now_us,
-            received_us=now_us,
-            count=1,
-            rest=packet.payload,
-        )
+        entry = make_lone_entry(packet.topic, self._name, packet.payload, flags >> 1, bool(flags & 1), now_us)
         self._publish_entries(publication, [entry], receipt, size, now_us)
 
     def _publish_run(self, packets: list[Any], index: int, now_us: int) -> int:

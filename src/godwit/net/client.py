@@ -214,10 +214,8 @@ class AsyncClient:
         properties = make_properties(**options) if options else NO_PROPERTIES
         publishers = self._runtime.publishers
         if timeout_s is None:
-            return await publishers.publish(topic, payload, qos=qos, retain=bool(retain), properties=properties)
-        return await publishers.publish_within(
-            timeout_s, topic, payload, qos=qos, retain=bool(retain), properties=properties
-        )
+            return await publishers.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+        return await publishers.publish_within(timeout_s, topic, payload, qos=qos, retain=retain, properties=properties)
 
     def publisher(
         self,
@@ -258,7 +256,7 @@ class AsyncClient:
             identity=identity,
             epoch=epoch or 0,
             sequence=sequence,
-            retain=bool(retain),
+            retain=retain,
             properties=make_properties(**options) if options else NO_PROPERTIES,
         )
 

@@ -59,7 +59,8 @@ class Suite:
     """An AEAD algorithm with 12-byte nonces and 16-byte tags.
 
     `make` returns an object with `encrypt(nonce, data, associated_data)` and `decrypt`, as the AEAD classes of PyCA
-    cryptography have; `decrypt` raises `error` if the data is not authentic.
+    cryptography have: the data may be a memoryview, the result is bytes, and `decrypt` raises `error` if the data
+    is not authentic.
     """
 
     __slots__ = ("code", "error", "key_bytes", "make", "max_forged", "name")
@@ -102,8 +103,8 @@ class DirectionKey:
         self.first_byte = _SEALED | (FLAG_PHASE if number & 1 else 0)
         """The first byte of packets that are sealed with it."""
         aead = suite.make(expand(secret, b"key", suite.key_bytes))
-        self.encrypt: Callable[[bytes, bytes, bytes], bytes] = aead.encrypt
-        self.decrypt: Callable[[bytes, bytes, bytes], bytes] = aead.decrypt
+        self.encrypt: Callable[[bytes, bytes | memoryview, bytes], bytes] = aead.encrypt
+        self.decrypt: Callable[[bytes, bytes | memoryview, bytes], bytes] = aead.decrypt
         iv = expand(secret, b"iv", IV_BYTES)
         self.salt = iv[:4]
         self.iv = int.from_bytes(iv[4:], "big")
@@ -173,7 +174,7 @@ class PacketProtection:
         contents = [memoryview(packet)[HEADER.size :] for packet in packets]
         parts = [b""] * (2 * count)
         parts[::2] = headers
-        parts[1::2] = map(key.encrypt, nonces, contents, headers)  # type: ignore[arg-type]  # any buffer
+        parts[1::2] = map(key.encrypt, nonces, contents, headers)
         return parts
 
     def _use(self, number: int, count: int) -> None:
@@ -291,7 +292,7 @@ class PacketProtection:
         contents = [view[place + HEADER.size : place + segment_bytes] for place in places[:same]]
         opened: list[bytes] = []
         try:
-            for frames in map(key.decrypt, nonces, contents, headers):  # type: ignore[arg-type]  # any buffer
+            for frames in map(key.decrypt, nonces, contents, headers):
                 opened.append(frames)
         except self._suite.error:
             pass  # `open` decides about this packet, and counts it

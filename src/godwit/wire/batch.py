@@ -197,6 +197,19 @@ def make_entry(
     )
 
 
+def make_lone_entry(topic: str, publisher: str, payload: bytes, qos: int, retain: bool, now_us: int) -> Entry:
+    """Return what `make_entry` returns for one message without an extension, in fewer steps."""
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=LONE | qos << QOS_SHIFT | (RETAIN if retain else 0),
+        published_us=now_us,
+        received_us=now_us,
+        count=1,
+        rest=payload,
+    )
+
+
 def join_rest(
     count: int, lengths: bytes, deltas: bytes | None, bodies: bytes, *, extension: bytes | None = None
 ) -> tuple[int, bytes]:

@@ -25,6 +25,7 @@ from godwit.cluster.engine import (
     Stored,
     StreamInfo,
     TrimRequest,
+    Unsuitable,
 )
 from godwit.cluster.node import ClusterNode, Heartbeat, LogIdentity, NodeConfig
 from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
@@ -61,7 +62,12 @@ class Driver:
                 self.tokens.append(step.token)
             self.node.handle_applied(step.place)
         self.requests += self.node.poll_requests()
+        self.texts_now()
+
+    def texts_now(self) -> list[str]:
+        """Return all events so far, without applying steps."""
         self.texts += [f"{event.state}: {event.text}" for event in self.node.poll_events()]
+        return self.texts
 
     def feed(self, *reports: EngineReport) -> None:
         for report in reports:
@@ -274,10 +280,10 @@ def test_a_failing_disk_withdraws_and_does_not_claim() -> None:
     data = driver.propose("first")
     driver.node.handle(Stored(2, data), driver.now)
     driver.node.handle_apply_failed("the disk is full")
-    assert driver.node.state == "withdrawn"
+    assert driver.texts_now()[-1] == "withdrawn: the disk is full"
     driver.node.handle_closed()
     driver.node.handle(StreamInfo(1, 2), driver.now)
-    assert driver.node.state == "standby"
+    assert driver.texts_now()[-1] == "standby: the engine answers again"
     for _ in range(40):
         driver.now += 0.25
         driver.node.handle_timers(driver.now)
@@ -386,6 +392,13 @@ def test_a_member_with_another_history_stops_it() -> None:
     driver.activate()
     driver.feed(beat("b", position=1, number=1, link=99))
     assert "this node and b have read different records up to position 1" in stopped(driver)
+
+
+def test_an_unsuitable_engine_stops_it() -> None:
+    driver = Driver()
+    driver.activate()
+    driver.feed(Unsuitable("it acknowledges too early"))
+    assert stopped(driver) == "it acknowledges too early"
 
 
 def test_content_without_a_place_stops_it() -> None:

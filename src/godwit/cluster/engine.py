@@ -101,4 +101,10 @@ class Beat(msgspec.Struct, frozen=True):
     data: bytes
 
 
-EngineReport: TypeAlias = Stored | Refused | Found | Missing | StreamInfo | Beat
+class Unsuitable(msgspec.Struct, frozen=True):
+    """A server of the engine cannot keep the promises above, which was not known at the start: the node stops."""
+
+    text: str
+
+
+EngineReport: TypeAlias = Stored | Refused | Found | Missing | StreamInfo | Beat | Unsuitable

@@ -50,6 +50,7 @@ from godwit.cluster.engine import (
     Stored,
     StreamInfo,
     TrimRequest,
+    Unsuitable,
 )
 from godwit.cluster.records import (
     APPEND,
@@ -383,6 +384,9 @@ class ClusterNode:
         if isinstance(report, Refused):
             if self._proposals and self._resend_at is None:
                 self._look(now)
+            return
+        if isinstance(report, Unsuitable):
+            self._stop(report.text)
             return
         self._answer_at = now
         if isinstance(report, StreamInfo):

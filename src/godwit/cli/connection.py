@@ -145,7 +145,7 @@ class Target:
     def of(
         cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None, arq: str | None = None
     ) -> Target:
-        """Return the target that the options of a command name. A timeout of None or infinity is none.
+        """Return the target that the options of a command name. A timeout of infinity becomes None.
 
         Raises:
             UsageError: An option is invalid, or a secret was given without a name.

@@ -76,6 +76,7 @@ def test_types_that_programs_write_down_are_exported() -> None:
 def _names_in(annotation: str) -> Iterator[str]:
     known = {
         "Any",
+        "AsyncIterator",
         "Awaitable",
         "Callable",
         "Iterable",

@@ -247,7 +247,7 @@ NAME_PING_S: Final = 3.0
 """How long a client has to answer when another client claims its name."""
 LOGIN_TIMEOUT_S: Final = 10.0
 MAX_TIMEOUT_S: Final = 1e9
-"""Of a call, about 30 years; a longer time limit is None. Threads of Python cannot wait for much longer."""
+"""Of a call, about 30 years; calls without a time limit have None. Threads of Python cannot wait for much longer."""
 
 # -- work -------------------------------------------------------------------------------------------------------------
 MAX_KIND_BYTES: Final = 256

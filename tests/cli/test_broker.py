@@ -355,7 +355,7 @@ def test_passwd_without_a_configuration_prints_the_entries(tmp_path: Path, monke
     ("arguments", "text"),
     [
         (["x", "--allow", "fly"], "choose from publish"),
-        (["x", "--allow", "publish"], "give filters"),
+        (["x", "--allow", "publish"], "for all topics and kinds of work (--topic)"),
         (["x", "--topic", "a"], "--topic belongs to a right"),
         (["x", "--allow", "publish", "--topic", "a#"], "a wildcard"),
         ([""], "0 bytes long"),

@@ -44,7 +44,7 @@ def test_a_target(tmp_path: Path) -> None:
 def test_timeouts() -> None:
     assert [parse_timeout(value) for value in ("0.5", "10", 10.0)] == [0.5, 10.0, 10.0]
     for text in ("0", "0.0", "-1", "nan", "inf", "1e12"):
-        with pytest.raises(UsageError, match=f"--timeout {float(text):g} is out of range; give seconds above 0"):
+        with pytest.raises(UsageError, match="is out of range; give seconds above 0, or never"):
             parse_timeout(text)
     with pytest.raises(UsageError, match="--timeout 'soon' is not a number; give seconds, or never"):
         parse_timeout("soon")
@@ -91,7 +91,8 @@ def test_a_new_key_of_a_broker_is_trusted_with_a_line(tmp_path: Path) -> None:
                 check=False,
             )
             assert (result.returncode, result.stdout) == (0, ""), result.stderr
-            assert re.fullmatch(line, result.stderr), result.stderr
+            notices = re.sub(r"godwit: waiting .*\n", "", result.stderr)  # on a busy machine
+            assert re.fullmatch(line, notices), result.stderr
 
 
 def test_tell_is_safe(capsys: pytest.CaptureFixture[str]) -> None:

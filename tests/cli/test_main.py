@@ -90,6 +90,23 @@ def test_unknown_command_is_a_usage_error() -> None:
     assert "fly" in plain(result.stderr)
 
 
+def test_a_mistyped_command_names_a_similar_one() -> None:
+    result = CliRunner().invoke(build_app(), ["pubb", "a", "x"])
+    assert result.exit_code == 2
+    assert "No such command 'pubb'; perhaps pub is meant." in plain(result.stderr)
+
+
+def test_a_number_out_of_range_has_its_range_in_words() -> None:
+    for arguments, text in (
+        (["demo", "--loss", "2"], "2.0 is out of range; the range is 0 to 0.5."),
+        (["capture", "-o", "x", "--seconds", "0"], "0 is out of range; the range is 1 to 3600."),
+        (["bench", "pub", "--messages", "0"], "0 is out of range; the range is at least 1."),
+    ):
+        result = CliRunner().invoke(build_app(), arguments)
+        assert result.exit_code == 2
+        assert text in plain(result.stderr)
+
+
 def test_every_command_is_in_the_help_and_has_an_example() -> None:
     text = plain(CliRunner().invoke(build_app(), ["--help"]).stdout)
     for name in COMMANDS:

@@ -25,6 +25,7 @@ from godwit.errors import (
 from godwit.net import runtime as runtime_module
 from godwit.net.address import parse_brokers
 from godwit.net.client import AsyncClient, connect
+from godwit.net.connecting import _unreachable
 from godwit.net.relay import Relay
 from godwit.net.runtime import BrokerResolver
 from godwit.net.service import Service
@@ -413,15 +414,24 @@ def test_what_is_no_time_limit(wrong: Any) -> None:
     run(test)
 
 
+def test_the_error_of_an_absent_broker_has_no_text_twice() -> None:
+    silence = "no answer to connect from 127.0.0.1 port 9 within 10 s: check the address, the port and the firewall"
+    text = str(_unreachable("127.0.0.1 port 9", 10.0, is_answered=False, reason=silence))
+    assert text.startswith("no broker answered at 127.0.0.1 port 9 within 10 s: is it running there")
+    text = str(_unreachable("127.0.0.1 port 9", 10.0, is_answered=False, reason="no route to the host"))
+    assert "within 10 s (no route to the host): is it running" in text
+
+
 def test_a_time_limit_of_0_does_not_wait() -> None:
     with broker_in_thread() as url:
         with UdpSocket("127.0.0.1") as silent, pytest.raises(BrokerUnreachableError, match="within 0 s"):
             godwit.sync.connect(f"127.0.0.1:{silent.local_address[1]}", timeout_s=0)
-        with godwit.sync.connect(url) as client, client.subscribe("a") as messages:
-            with pytest.raises(TimeoutError, match="nothing arrived within 0 s"):
-                messages.get(timeout_s=0)
-            client.publish("a", b"x")
-            assert messages.get().payload == b"x"
+        with godwit.sync.connect(url) as client:
+            with client.subscribe("a") as messages:
+                with pytest.raises(TimeoutError, match="nothing arrived within 0 s"):
+                    messages.get(timeout_s=0)
+                client.publish("a", b"x")
+                assert messages.get().payload == b"x"
             for wrong in ("5", float("inf")):
                 with pytest.raises(UsageError, match="timeout_s is"):
                     client.publisher("a").flush(wrong)  # type: ignore[arg-type]

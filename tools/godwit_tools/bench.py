@@ -305,7 +305,7 @@ def _connection(target: Target) -> dict[str, Any]:
     }
 
 
-@app.command("pub", epilog="Example: godwit bench pub --broker broker.local --messages 100000 --clients 4")
+@app.command("pub", epilog="Example: godwit bench pub --broker broker.local -n 100000 --clients 4")
 def pub(
     messages: Messages = 100_000,
     size: Size = 100,

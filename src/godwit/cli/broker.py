@@ -34,9 +34,7 @@ def register(root: typer.Typer) -> None:
     """Add `godwit broker`, `godwit config` and `godwit passwd`."""
     root.command("broker", epilog="Example: godwit broker --listen 127.0.0.1:50000 --listen '[::1]:50000'")(broker)
     root.add_typer(config_app, name="config")
-    root.command("passwd", epilog="Example: godwit passwd s1 --config broker.toml --allow publish --topic 'home/#'")(
-        passwd
-    )
+    root.command("passwd", epilog="Example: godwit passwd s1 --config b.toml --allow publish --topic 'home/#'")(passwd)
 
 
 def broker(
@@ -345,7 +343,8 @@ class AccessEntry:
             if allow:
                 Rule(clients=(client,), allow=frozenset(allow), topics=tuple(topics))  # type: ignore[arg-type]
         except ConfigurationError as error:
-            raise UsageError(str(error)) from None
+            hint = " (--topic)" if " on no topic: " in str(error) else ""
+            raise UsageError(f"{error}{hint}") from None
         if config is not None and config.is_symlink():  # it would be replaced by a file
             raise GodwitError(f"{config} is a link: name the file itself, {config.resolve()}")
         if config is not None and load_file(config, []).settings.access.is_listed(client):

@@ -67,7 +67,7 @@ def parse_timeout(value: str | float) -> float:
     try:
         seconds = float(value)
     except ValueError:
-        raise UsageError(f"--timeout {value[:40]!r} is not a number; give seconds, or never") from None
+        raise UsageError(f"--timeout {str(value)[:40]!r} is not a number; give seconds, or never") from None
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise UsageError(f"--timeout {seconds:g} is out of range; give seconds above 0, or never")
     return seconds
@@ -145,7 +145,7 @@ class Target:
     def of(
         cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None, arq: str | None = None
     ) -> Target:
-        """Return the target that the options of a command name. A timeout of None or infinity is none.
+        """Return the target that the options of a command name. A timeout of infinity becomes None.
 
         Raises:
             UsageError: An option is invalid, or a secret was given without a name.

@@ -486,7 +486,7 @@ def parse_job(text: str) -> int:
     """
     if 1 <= _parse_number(text) <= MAX_JOB_NUMBER:
         return int(text)
-    raise UsageError(f"{text[:40]!r} is not the number of a job; the list of jobs has the numbers")
+    raise UsageError(f"{text[:40]!r} is not the number of a job; job list shows the numbers")
 
 
 def _parse_number(text: str) -> int:

@@ -185,6 +185,13 @@ def plain_notes(text: str) -> str:
     return re.sub(r"(?<=\d)\.0(?= to |;|\]$)", "", text)
 
 
+def similar(text: str, known: Sequence[str]) -> str:
+    """Return the known word that a mistyped one most resembles, or an empty string."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(text, known, n=1)), "")
+
+
 class HelpContext(typer.Context):
     """A context whose help is written by our formatter."""
 
@@ -196,6 +203,16 @@ class PlainCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. The error of a number out of range has the range in words."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            fact, separator, limits = error.message.partition(" is not in the range ")
+            if separator:
+                error.message = f"{fact} is out of range; the range is {plain_notes(f'{limits[:-1]}]')[:-1]}."
+            raise
 
 
 class PayloadCommand(PlainCommand):
@@ -217,10 +234,8 @@ class PayloadCommand(PlainCommand):
         found = [*(text for text in arguments if isinstance(text, str)), *extra]
         for text in found[: max(len(found) - literal_count, 0)]:
             if re.match(r"-[^\d.\s]", text) and not ctx.resilient_parsing:
-                import difflib
-
-                likely = difflib.get_close_matches(text, [option for one in self.params for option in one.opts], n=1)
-                hint = f", perhaps {likely[0]} is meant" if likely else ""
+                likely = similar(text, [option for one in self.params for option in one.opts])
+                hint = f", perhaps {likely} is meant" if likely else ""
                 raise UsageError(f"unknown option {text}{hint}; if it is a payload, put -- before it")
         return super().parse_args(ctx, args)
 
@@ -270,6 +285,9 @@ class RootGroup(TyperGroup):
                 f"godwit {args[0]} is a development tool and not installed: run make setup in a checkout of the "
                 "repository, and use the command there"
             )
+        is_unknown = not args[0].startswith("-") and self.get_command(ctx, args[0]) is None
+        if is_unknown and (likely := similar(args[0], self.list_commands(ctx))):
+            ctx.fail(f"No such command '{args[0]}'; perhaps {likely} is meant.")
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name not in self.commands:
             with quick_interrupts():

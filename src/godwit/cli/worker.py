@@ -142,7 +142,10 @@ def load_app(text: str) -> Worker:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # code of the user can raise anything
-        raise GodwitError(f"cannot import {module_name}: {type(error).__name__}: {error}") from error
+        raise GodwitError(
+            f"cannot import {module_name}: {type(error).__name__}: {error}; start the command in the folder of the "
+            "module, or correct the module"
+        ) from error
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, Worker):

@@ -80,9 +80,10 @@ def _unreachable(broker: str, timeout_s: float | None, is_answered: bool, reason
             f"the broker at {broker} answers, but has not let this client in within {timeout_s:g} s: another "
             "connection may still hold its name; try again, or wait for longer"
         )
+    detail = f" ({reason})" if reason and not reason.startswith("no answer to ") else ""  # that repeats this text
     return BrokerUnreachableError(
-        f"no broker answered at {broker} within {timeout_s:g} s{f' ({reason})' if reason else ''}: is it running "
-        "there, and does the way to it let UDP pass?"
+        f"no broker answered at {broker} within {timeout_s:g} s{detail}: is it running there, and does the way to it "
+        "let UDP pass?"
     )
 
 

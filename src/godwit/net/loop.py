@@ -147,8 +147,8 @@ def check_timeout(timeout_s: object) -> None:
     """Raise UsageError if this is not a number of seconds, or None."""
     if timeout_s is None:
         return
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 <= timeout_s <= MAX_TIMEOUT_S:
+    is_flag = isinstance(timeout_s, bool)
+    if is_flag or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise UsageError(f"timeout_s is {timeout_s!r}: give seconds (0 does not wait), or None to wait for ever")
 
 

@@ -85,7 +85,7 @@ class Requester:
         """Send a request and collect replies, see AsyncClient.request_many."""
         check_timeout(timeout_s)
         if timeout_s is None:  # in a program without type checks
-            raise UsageError("timeout_s is None: give a request seconds, because it expires with them")
+            raise UsageError("a request needs a time limit, with which it expires: give timeout_s in seconds")
         if replies is not None and (type(replies) is not int or replies < 1):
             raise UsageError(f"replies is {replies!r}: give how many to wait for, 1 or more, or None")
         pairs = make_properties(headers=headers, content_type=content_type).headers

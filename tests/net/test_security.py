@@ -139,9 +139,7 @@ def test_labels_have_one_form() -> None:
 
 
 @asynccontextmanager
-async def running(
-    tmp_path: Path, *, listen: str = "127.0.0.1:0", **section: Any
-) -> AsyncIterator[tuple[Service, str]]:
+async def running(tmp_path: Path, *, listen: str = "127.0.0.1:0", **section: Any) -> AsyncIterator[tuple[Service, str]]:
     """A broker with a data folder, and its port."""
     configuration = Configuration(
         listen=[listen],

@@ -147,9 +147,20 @@ def one_by_one(packets: list[p.Packet]) -> list[p.Packet]:
             ids = packet.packet_ids or [0] * len(packet.payloads)
             each = zip(packet.payloads, ids, strict=True)
             found += [p.PublishPacket(packet.topic, payload, packet.flags, number) for payload, number in each]
+        elif isinstance(packet, p.AckRun):
+            found += [p.AckPacket(4, number) for number in packet.packet_ids]
         else:
             found.append(packet)
     return found
+
+
+def test_a_run_of_acknowledgements_may_be_cut() -> None:
+    stream = client.ack(4, 1, 4) + client.ack(4, 2, 4)
+    whole, _ = read(stream, 4)
+    reader = PacketReader()
+    reader.version = 4
+    assert whole == [p.AckRun([1, 2])]
+    assert reader.feed(stream[:6]) + reader.feed(stream[6:]) == one_by_one(whole)
 
 
 @given(st.data(), versions)

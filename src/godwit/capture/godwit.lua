@@ -297,7 +297,7 @@ local function float_text(value)
   if value ~= value then return '"NaN"' end
   if value == math.huge then return '"Infinity"' end
   if value == -math.huge then return '"-Infinity"' end
-  local text = string.format("%.17g", value)
+  local text = string.format("%.17g", value):gsub(",", ".") -- some locales have a decimal comma
   return text:find("[.e]") and text or text .. ".0"
 end
 

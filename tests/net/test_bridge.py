@@ -14,7 +14,9 @@ from tests.net.running import Notices, run
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
+from godwit.client.relay import LogPiece
 from godwit.errors import AddressError, UsageError
+from godwit.net.bridge import Bridge
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.net.tls import stored_identity
@@ -185,6 +187,31 @@ def test_bridges_that_are_not_possible(tmp_path: Path) -> None:
             await until(has_problem)
 
     run(test)
+
+
+def test_a_bridge_tries_again_after_an_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Bridge._read
+    failures = [ValueError("odd bytes")]
+
+    def fails_once(self: Bridge, offset: int, max_bytes: int) -> LogPiece:
+        if failures:
+            raise failures.pop()
+        return read(self, offset, max_bytes)
+
+    async def test() -> None:
+        async with broker(tmp_path / "hub") as hub:
+            monkeypatch.setattr(Bridge, "_read", fails_once)
+            async with broker(tmp_path / "edge", to(hub)) as edge, connect(edge.urls[0]) as device:
+                await device.publish("a", b"1")
+
+                async def has_problem() -> bool:
+                    found = outgoing(edge)
+                    return (found.state, found.problem) == ("refused", "odd bytes")
+
+                await until(has_problem)
+                await settled(edge)
+
+    run(test, deadline_s=120.0)
 
 
 def test_the_scheme_and_the_fingerprint_of_the_hub_are_used(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ from tests.net.test_bridge import broker as make_broker
 
 import godwit
 from godwit.broker.access import Access, Rule
-from godwit.broker.ports import RequestFailure
+from godwit.broker.ports import CaptureRequest, RequestFailure
 from godwit.capture.conversation import read_reports
-from godwit.capture.pcapng import RECEIVED, SENT, CapturedDatagram, read_capture
+from godwit.capture.pcapng import RECEIVED, SENT, CapturedDatagram, packet_block, read_capture
 from godwit.errors import AccessError, BrokerError
 from godwit.net import captures
 from godwit.net.captures import CaptureFilter, TappedSocket, capture_counts, capture_packets
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.server.configuration import BridgeSection
+from godwit.transport.events import Train
 
 MIB = 1024 * 1024
 
@@ -174,6 +175,22 @@ def test_the_rate_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             assert packets == len(list(read_capture(b"".join(pieces))))
 
     run(main)
+
+
+def test_packets_beyond_the_rate_cost_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[CapturedDatagram] = []
+
+    def counted(datagram: CapturedDatagram) -> bytes:
+        made.append(datagram)
+        return packet_block(datagram)
+
+    monkeypatch.setattr(captures, "packet_block", counted)
+    anyone: Any = None
+    request = CaptureRequest(peer=anyone, inbox="", seconds=1, max_bytes=16 * MIB, packet_bytes=65_535, filter="")
+    capture = captures._RunningCapture(request, CaptureFilter(), 0.0)
+    capture.record(0, ("192.0.2.1", 50_000), Train(("192.0.2.7", 40_001), bytes(1000 * 1000), 1000), RECEIVED)
+    assert 0 < len(made) == capture.pending_packets < 1000
+    assert capture.dropped == 1000 - len(made)
 
 
 def test_it_needs_the_right_to_kick() -> None:

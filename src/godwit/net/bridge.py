@@ -149,8 +149,10 @@ class Bridge:
             while True:
                 try:
                     await self._run_client()
-                except (GodwitError, OSError) as error:
-                    self._problem = str(error)
+                except Exception as error:  # whatever it is, the bridge tries again, and its status has the reason
+                    if not isinstance(error, GodwitError | OSError):
+                        _logger.exception("the bridge %s failed", self.section.name)
+                    self._problem = str(error) or type(error).__name__
                     self._on_change()
                 await asyncio.sleep(self._retry_s)
                 self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)

@@ -41,6 +41,8 @@ PIECE_BYTES: Final = 32 * 1024
 """A piece is sent when it has this length, or after TICK_S."""
 TICK_BYTES: Final = 512 * 1024
 """Packets that one capture records in TICK_S, which bounds its cost: about 5 MB/s."""
+LEAST_BLOCK_BYTES: Final = 72
+"""A block with an empty packet, at least."""
 END_TRIES: Final = 50
 """Ticks for which the end is repeated to a client that is too slow."""
 GRACE_S: Final = 10.0
@@ -129,6 +131,9 @@ class _RunningCapture:
         while at < len(data) and not self.is_over:
             packet = data[at : at + train.segment_bytes]
             at += train.segment_bytes
+            if LEAST_BLOCK_BYTES + min(len(packet), limit) > self.tick_bytes:
+                self.dropped += 1  # before a block is made: that is most of the cost
+                continue
             length = len(packet) if len(packet) > limit else 0
             block = packet_block(CapturedDatagram(time_ns, source, destination, packet[:limit], direction, length))
             if len(block) > self.tick_bytes:

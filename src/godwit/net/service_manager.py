@@ -1,9 +1,9 @@
 """Messages to the service manager that started this process, as systemd does with `Type=notify`.
 
 The manager names a datagram socket in NOTIFY_SOCKET, and a time in WATCHDOG_USEC within which the process must send a
-sign of life. The event loop sends two in that time: if it hangs, they end, and the manager restarts the broker. A thread
-would only report that the process exists. A log that cannot be written does not end the signs of life, because a restart
-makes no room on a disk. Without these variables nothing is sent.
+sign of life. The event loop sends two in that time: if it hangs, they end, and the manager restarts the broker. (A
+thread would only report that the process exists.) A log that cannot be written does not end the signs of life, because
+a restart makes no room on a disk. Without these variables nothing is sent.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ async def submit(world: World) -> None:
 
 async def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as data:
-        async with console_world(Path(data) / "log") as world:
+        async with console_world(Path(data) / "log", interval_s=2.0) as world:
             tasks = [
                 asyncio.create_task(one)
                 for one in (

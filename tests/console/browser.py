@@ -76,7 +76,12 @@ class World:
 
 @asynccontextmanager
 async def console_world(
-    folder: Path | None = None, *, access: Access | None = None, lake: str | None = None, **settings: Any
+    folder: Path | None = None,
+    *,
+    access: Access | None = None,
+    lake: str | None = None,
+    interval_s: float = 0.25,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a broker, its console and a browser."""
     assert CHROMIUM is not None
@@ -84,7 +89,7 @@ async def console_world(
         listen=["127.0.0.1:0"],
         data=folder,
         archive=ArchiveSection(is_on=False),
-        settings=Settings(sys_interval_s=0.25, access=access or Access.open(), **settings),
+        settings=Settings(sys_interval_s=interval_s, access=access or Access.open(), **settings),
     )
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(Service(configuration))

@@ -86,8 +86,8 @@ def console(
 
 def run_console(service: Service, *, listen: str, notices: Notices) -> None:
     """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
-    host, port, *_ = service.addresses[0]
-    host = ANY_HOST.get(host, host)
+    named, port, *_ = service.addresses[0]
+    host = ANY_HOST.get(str(named), str(named))
     scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen, "--end-with-input"]

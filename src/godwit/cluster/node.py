@@ -186,7 +186,6 @@ class LogIdentity(msgspec.Struct, frozen=True):
     created_us: int
     secret: bytes
     next_offset: int
-    reset_key: bytes = b""
 
 
 class _Evidence:
@@ -799,7 +798,6 @@ class ClusterNode:
             secret=identity.secret,
             writer=writer,
             next_offset=identity.next_offset,
-            reset_key=identity.reset_key,
         )
         self._propose(CLAIM, next_epoch(self._fold.epoch), claim, None, now)
 

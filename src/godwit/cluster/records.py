@@ -99,8 +99,6 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     """Random: the id of the epoch that begins in the log."""
     next_offset: Count
     """Where the log ends."""
-    reset_key: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
-    """The key with which all brokers of the cluster prove that a connection is unknown; of the first claim."""
 
     def step(self) -> ClaimStep:
         """Return the change of a file."""

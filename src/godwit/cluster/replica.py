@@ -55,18 +55,9 @@ class _QueuedAppend(msgspec.Struct, frozen=True):
 class Replica:
     """A node of a cluster and its file. It must be used by one thread at a time."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        store: ReplicaStore,
-        *,
-        entropy: Callable[[int], bytes],
-        now: float,
-        reset_key: bytes = b"",
-    ) -> None:
-        """Begin as a standby with an open file. `reset_key`: of a cluster that this node begins."""
+    def __init__(self, config: NodeConfig, store: ReplicaStore, *, entropy: Callable[[int], bytes], now: float) -> None:
+        """Begin as a standby with an open file."""
         self.store = store
-        self._reset_key = reset_key
         self.node = ClusterNode(
             config, store.place, self._identity, has_content=store.has_content, entropy=entropy, now=now
         )
@@ -80,7 +71,7 @@ class Replica:
 
     def _identity(self) -> LogIdentity:
         meta = self.store.meta
-        return LogIdentity(meta.log_id, meta.created_us, meta.stamp, self.store.next_offset, self._reset_key)
+        return LogIdentity(meta.log_id, meta.created_us, meta.stamp, self.store.next_offset)
 
     @property
     def is_idle(self) -> bool:

@@ -224,9 +224,7 @@ class Machine:
             world.network.at(world.network.now + 0.3, self.start)
             return
         world.check_file(self.name, store)
-        self.replica = Replica(
-            world.config(self.name), store, entropy=rng.randbytes, now=world.network.now, reset_key=RESET_KEY
-        )
+        self.replica = Replica(world.config(self.name), store, entropy=rng.randbytes, now=world.network.now)
         self._reports.clear()
         self.link = EngineLink(world.engine, self._on_report)
         self.link.cut(self.is_cut)

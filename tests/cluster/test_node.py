@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.entries import LOG_ID, make_entry
 
-from godwit.cluster import node as node_module
 from godwit.cluster.engine import (
     AppendRequest,
     Beat,
@@ -27,8 +26,9 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
-from godwit.cluster.node import ClusterNode, Heartbeat, LogIdentity, NodeConfig
+from godwit.cluster.node import MAX_MEMBERS, ClusterNode
 from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
+from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
 from godwit.store.replica import AppendStep, Place
 
@@ -443,9 +443,7 @@ def test_more_than_the_limit_is_trimmed_anyway(monkeypatch: pytest.MonkeyPatch) 
     driver.activate()
     for number in range(2, 12):
         driver.feed(Stored(number, driver.propose(number)))
-    driver.node.members["b"] = node_module.Member(
-        Heartbeat("b", b"b", "standby", 1, 0, 0, 0, 0, 0, ""), driver.now + 100
-    )
+    driver.node.members["b"] = Member(Heartbeat("b", b"b", "standby", 1, 0, 0, 0, 0, 0, ""), driver.now + 100)
     driver.wait(6.0, StreamInfo(1, 11, 4 << 30))
     trims = driver.take(TrimRequest)
     assert trims
@@ -462,7 +460,7 @@ def test_any_bytes_may_come_as_a_message_of_a_member(data: bytes) -> None:
 def test_members_are_limited() -> None:
     driver = Driver()
     driver.feed(*[beat(f"n{number}", "standby") for number in range(100)], Beat(bytes(5000)))
-    assert len(driver.node.members) == node_module.MAX_MEMBERS
+    assert len(driver.node.members) == MAX_MEMBERS
 
 
 def test_a_resigning_node_that_is_deposed_is_a_standby() -> None:

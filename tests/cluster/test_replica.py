@@ -10,8 +10,8 @@ import pytest
 from tests.store.entries import make_entry
 
 from godwit.cluster.engine import AppendRequest, Refused, Stored, StreamInfo
-from godwit.cluster.node import NodeConfig
 from godwit.cluster.replica import MAX_IN_FLIGHT, CommittedAppend, FailedAppend, Replica
+from godwit.cluster.values import NodeConfig
 from godwit.errors import DiskError
 from godwit.store.replica import ReplicaStore
 from godwit.wire.batch import Entry

@@ -17,8 +17,8 @@ from tests.net.nats_servers import NatsServers, find_program, free_ports
 from tests.store.entries import make_entry
 
 from godwit.cluster.engine import EngineReport
-from godwit.cluster.node import NodeConfig
 from godwit.cluster.replica import CommittedAppend, Replica
+from godwit.cluster.values import NodeConfig
 from godwit.errors import ConfigurationError
 from godwit.net.nats_engine import NatsEngine, NatsSettings, check_servers, server_problem, stream_problem
 from godwit.store.replica import ReplicaStore

@@ -31,7 +31,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
@@ -59,10 +59,8 @@ from godwit.cluster.records import (
     RESIGN,
     BrokenLogError,
     Claim,
-    Count,
     CountedRecord,
     Fold,
-    Name,
     RecordError,
     Resign,
     checksum_of,
@@ -71,11 +69,20 @@ from godwit.cluster.records import (
     encode_parts,
     next_epoch,
 )
+from godwit.cluster.values import (
+    Evidence,
+    Heartbeat,
+    LogIdentity,
+    Member,
+    NodeConfig,
+    NodeEvent,
+    PlannedStep,
+    State,
+    decode_beat,
+)
 from godwit.limits import MIB
 from godwit.store.replica import AppendStep, Place, Step
 from godwit.wire.epochs import EPOCH_ID_BYTES
-
-State: TypeAlias = Literal["standby", "active", "withdrawn", "deposed", "stopped"]
 
 POLL_S: Final = 1.0
 """How often a node asks how far the records reach."""
@@ -86,14 +93,9 @@ DOUBT_S: Final = 1.5
 RESEND_MIN_S: Final = 0.02
 RESEND_MAX_S: Final = 1.0
 READ_TIMEOUT_S: Final = 1.0
-EVIDENCE_S: Final = 4.0
-"""A server that is behind shows less than there is. Only what remains for this time is believed."""
-EVIDENCE_SAMPLES: Final = 5
-EVIDENCE_PAUSE_S: Final = 0.4
 HISTORY: Final = 1024
 """Positions for which a node can compare itself with others."""
 MAX_MEMBERS: Final = 32
-MAX_BEAT_BYTES: Final = 2048
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
 TRIM_S: Final = 5.0
@@ -103,68 +105,6 @@ MAX_KNOWN_BYTES: Final = 256 * MIB
 MAX_STEPS: Final = 4096
 MAX_STEPS_BYTES: Final = 64 * MIB
 """A standby reads no further while this much waits to be applied."""
-
-
-class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Names and times of a node."""
-
-    name: str
-    address: str = ""
-    """Where its clients connect."""
-    heartbeat_s: float = 0.5
-    suspect_s: float = 2.0
-    """A standby claims after this time without a sign of the active broker."""
-    withdraw_s: float = 6.0
-    """The active broker closes its connections after this time without an answer of the engine."""
-    absent_s: float = 3600.0
-    """The records that a member needs are kept for this time of its absence."""
-    trim_bytes: int = 64 * MIB
-    """A smaller replicated log is not trimmed."""
-    keep_bytes: int = 2048 * MIB
-    """The size of the replicated log above which it is trimmed even if a member needs the records."""
-
-
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """What a node sends to all members."""
-
-    name: Name
-    run: bytes
-    state: Name
-    epoch: Count
-    position: Count
-    """Of the last record that it has read, whether that counts or not."""
-    number: Count
-    link: Count
-    applied: Count
-    """The position of its file, which is synced."""
-    next_offset: Count
-    address: Name
-    reason: Name = ""
-
-
-class Member(msgspec.Struct):
-    """A member of the cluster, as this node last received it."""
-
-    beat: Heartbeat
-    at: float
-
-
-class NodeEvent(msgspec.Struct, frozen=True):
-    """A change of the state, or a remark, with a sentence for the operator."""
-
-    state: State
-    text: str
-
-
-class PlannedStep(msgspec.Struct, frozen=True):
-    """A record that counts and is not in the file yet."""
-
-    step: Step | None
-    place: Place
-    """Of the file after it."""
-    token: Any
-    """What the caller of `propose` gave; None for records of other nodes."""
-    size_bytes: int
 
 
 class _Proposal(msgspec.Struct):
@@ -177,37 +117,6 @@ class _Proposal(msgspec.Struct):
     token: Any
     settled: int = 0
     sent_behind: list[int] = []
-
-
-class LogIdentity(msgspec.Struct, frozen=True):
-    """What a claim must know of the file."""
-
-    log_id: bytes
-    created_us: int
-    secret: bytes
-    next_offset: int
-
-
-class _Evidence:
-    """Counts answers that contradict what a node knows, at most one in EVIDENCE_PAUSE_S."""
-
-    def __init__(self) -> None:
-        self._since = self._last = 0.0
-        self._samples = 0
-
-    def clear(self) -> None:
-        self._samples = 0
-
-    def add(self, now: float) -> bool:
-        """Return whether the evidence suffices."""
-        if not self._samples or now - self._last > EVIDENCE_S:
-            self._since = now
-            self._samples = 0
-        elif now - self._last < EVIDENCE_PAUSE_S:
-            return False
-        self._last = now
-        self._samples += 1
-        return self._samples >= EVIDENCE_SAMPLES and now - self._since >= EVIDENCE_S
 
 
 class ClusterNode:
@@ -285,7 +194,7 @@ class ClusterNode:
         self._active_at = now
         """When there was the last sign of an active broker."""
         self._jitter_s = self._draw_jitter()
-        self._less, self._hole, self._namesake = _Evidence(), _Evidence(), _Evidence()
+        self._less, self._hole, self._namesake = Evidence(), Evidence(), Evidence()
         if place.position:
             self._history[place.position] = (place.epoch, place.number, place.link)
         else:
@@ -804,13 +713,8 @@ class ClusterNode:
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _on_beat(self, data: bytes, now: float) -> None:
-        if len(data) > MAX_BEAT_BYTES:
-            return
-        try:
-            beat = msgspec.msgpack.decode(data, type=Heartbeat)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return
-        if beat.run == self.run_id:
+        beat = decode_beat(data)
+        if beat is None or beat.run == self.run_id:
             return
         if beat.name == self.config.name:
             self._on_namesake(beat, now)

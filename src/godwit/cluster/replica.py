@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from godwit.cluster.node import ClusterNode, LogIdentity, NodeConfig
+from godwit.cluster.node import ClusterNode
+from godwit.cluster.values import LogIdentity, NodeConfig
 from godwit.errors import StorageError
 from godwit.limits import MIB
 from godwit.store.block import encode_blocks

@@ -36,8 +36,8 @@ from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.client.subscription import Subscription
 from godwit.cluster.engine import EngineReport
-from godwit.cluster.node import NodeConfig, State
 from godwit.cluster.replica import CommittedAppend, FailedAppend, Replica
+from godwit.cluster.values import NodeConfig, State
 from godwit.errors import DiskError
 from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.server.server import Server, endpoint_config

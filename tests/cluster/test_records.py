@@ -260,7 +260,7 @@ class Writer:
         self.epoch = 0
         """In which it is the active one."""
         self.counted: list[bytes] = []
-        """What it would confirm."""
+        """The records that it would confirm."""
 
     def read(self, stored: list[bytes], end: int) -> None:
         fold = self.fold

@@ -61,7 +61,7 @@ def test_an_unsuitable_server_is_described(change: dict[str, Any], text: str) ->
 
 def test_monitors_must_answer() -> None:
     ports = (f"http://127.0.0.1:{port}" for port in free_ports(3))
-    with pytest.raises(ConfigurationError, match="no majority"):
+    with pytest.raises(ConfigurationError, match="they are the majority"):
         check_servers(NatsSettings(name="a", servers=[], monitors=list(ports)))
     with pytest.raises(ConfigurationError, match="not a monitoring address"):
         check_servers(NatsSettings(name="a", servers=[], monitors=["file:///a", "b", "c"]))

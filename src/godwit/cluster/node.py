@@ -1,10 +1,10 @@
-"""A node of a cluster: follows the replicated log, claims it when there is no active broker, and writes to it. Sans-IO.
+"""A node of a cluster: follows the replicated log, claims it when no broker is active, and writes to it. Sans-IO.
 
     standby ---no active broker, has everything: claims; the claim counts and is applied---> active
     active ----a claim of another node counts---> deposed ----its broker is closed---> standby
     active ----the engine does not answer, or the disk fails---> withdrawn ----the engine answers---> standby
     active ----resigns---> standby
-    all -------the replicated log is not what this node has read of it before---> stopped
+    all -------the replicated log contradicts the records that this node has read before---> stopped
 
     input     handle (reports of the engine), handle_timers, handle_applied, handle_apply_failed, handle_closed,
               propose, resign
@@ -19,7 +19,7 @@ counts, or when it is found there. Until then it is *in doubt*, and it is never 
 already, and its sender would send it again. The node reads the next position and sends the same bytes again if there is
 nothing. Several proposals may be in flight; they are settled in order. When a node is deposed or withdraws, it drops
 its proposals without an answer. Publishers send them again to the next active broker, whose log has the identities of
-those that counted.
+the proposals that counted.
 
 A node stops if the replicated log contradicts its own file, which an engine that keeps its promises does not cause: it
 has fewer records, a hole, a damaged record, or another one at the same position. It compares itself with the other
@@ -36,17 +36,17 @@ from typing import Any, Final
 import msgspec
 
 from godwit.cluster.engine import (
+    AppendRefused,
     AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
     EngineRequest,
     FollowRequest,
-    Found,
     InfoRequest,
     Missing,
-    ReadRequest,
-    Refused,
+    RecordFound,
+    RecordRequest,
     Stored,
     StreamInfo,
     TrimRequest,
@@ -276,7 +276,7 @@ class ClusterNode:
         return events
 
     def steps(self) -> list[PlannedStep]:
-        """Return what is to be applied to the file, in one transaction or several; then call `handle_applied`."""
+        """Return the records to apply to the file, in one transaction or several; then call `handle_applied`."""
         return list(self._steps)
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class ClusterNode:
             return
         if self.state == "stopped":
             return
-        if isinstance(report, Refused):
+        if isinstance(report, AppendRefused):
             if self._proposals and self._resend_at is None:
                 self._look(now)
             return
@@ -305,7 +305,7 @@ class ClusterNode:
             self._on_record(report, now)
 
     def handle_timers(self, now: float) -> None:
-        """Send what is due."""
+        """Send all requests that are due."""
         self._now = now
         if now >= self._beat_at:
             self._beat_at = now + self.config.heartbeat_s
@@ -340,7 +340,7 @@ class ClusterNode:
             if self.state == "standby":
                 self._become_active()
         if self.state == "standby":
-            self._advance(self._now)  # what was not read because too much waited
+            self._advance(self._now)  # records that were not read because too much waited
 
     def handle_apply_failed(self, text: str, *, is_foreign: bool = False) -> None:
         """The file could not take the steps. `is_foreign`: because they are of another log; else call it later again.
@@ -393,10 +393,10 @@ class ClusterNode:
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def _on_record(self, report: Stored | Found, now: float) -> None:
+    def _on_record(self, report: Stored | RecordFound, now: float) -> None:
         position, data = report.position, report.data
         fold = self._fold
-        if isinstance(report, Found):
+        if isinstance(report, RecordFound):
             self._read_at = None
             if not self._is_verified and position == self._applied.position:
                 self._verify(checksum_of(data) == self._applied.link, now)
@@ -414,7 +414,7 @@ class ClusterNode:
         self._advance(now)
         if self.state == "stopped":
             return
-        if isinstance(report, Found) and self._proposals and fold.position > before:
+        if isinstance(report, RecordFound) and self._proposals and fold.position > before:
             self._look(now)  # there may be more that this node has not written
         elif position > fold.position + 1 and not self._proposals and not self._is_full:
             self._look(now)  # a record was skipped
@@ -561,7 +561,7 @@ class ClusterNode:
         position = self._fold.position + self._is_verified
         if self._read_at is None or self._read_position != position:
             self._read_at, self._read_position = now, position
-            self._requests.append(ReadRequest(position))
+            self._requests.append(RecordRequest(position))
 
     def _on_missing(self, report: Missing, now: float) -> None:
         self._read_at = None
@@ -660,7 +660,7 @@ class ClusterNode:
         self._advance(now)
 
     def _trim(self, info: StreamInfo, now: float) -> None:
-        """Delete records that no member needs; beyond the limit also those that an absent one needs."""
+        """Delete records that no member needs; beyond the limit also records that an absent one needs."""
         self._trim_at = now + TRIM_S
         present = [member.beat.applied for member in self.members.values() if now - member.at <= self.config.absent_s]
         below = min([self._applied.position, *present])  # the last record of a file is kept: it is compared
@@ -682,7 +682,7 @@ class ClusterNode:
         return float(drawn) / 65536 * 0.5
 
     def _try_to_claim(self, info: StreamInfo, now: float) -> None:
-        """Claim if there is no active broker and this node has everything."""
+        """Claim if no broker is active and this node has everything."""
         if self._proposals or self._claimed is not None or now < self._claim_at():
             return
         if self._steps or self._is_disk_failing or not self._is_closed:

@@ -1,4 +1,4 @@
-"""A node with its file: proposes appends in groups, applies what counts to the file, and reports what is committed.
+"""A node with its file: proposes appends in groups, applies records that count, and reports committed appends.
 
     append --> queue --> at most `max_in_flight` proposals --> records that count --> one transaction --> committed
 

@@ -13,7 +13,7 @@ from godwit.store.replica import Place, Step
 State: TypeAlias = Literal["standby", "active", "withdrawn", "deposed", "stopped"]
 
 EVIDENCE_S: Final = 4.0
-"""A server that is behind shows less than there is. Only what remains for this time is believed."""
+"""A server that is behind shows less than there is. Only a difference that lasts for this time is believed."""
 EVIDENCE_SAMPLES: Final = 5
 EVIDENCE_PAUSE_S: Final = 0.4
 MAX_BEAT_BYTES: Final = 2048

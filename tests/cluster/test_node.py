@@ -1,4 +1,4 @@
-"""The states of a node, and what it does in doubt, with reports that the tests make by hand."""
+"""The states of a node, and its behaviour in doubt, with reports that the tests make by hand."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.entries import LOG_ID, make_entry
 
-from godwit.cluster import node as node_module
 from godwit.cluster.engine import (
+    AppendRefused,
     AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
     EngineRequest,
     FollowRequest,
-    Found,
     Missing,
-    ReadRequest,
-    Refused,
+    RecordFound,
+    RecordRequest,
     Stored,
     StreamInfo,
     TrimRequest,
     Unsuitable,
 )
-from godwit.cluster.node import ClusterNode, Heartbeat, LogIdentity, NodeConfig
+from godwit.cluster.node import MAX_MEMBERS, ClusterNode
 from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
+from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
 from godwit.store.replica import AppendStep, Place
 
@@ -172,7 +172,7 @@ def test_of_two_claims_the_first_one_counts() -> None:
     driver.wait(3.0, StreamInfo(1, 0))
     (mine,) = driver.appends()[:1]
     other = claim_behind(None, 1, 1)
-    driver.feed(Found(1, other), Stored(2, mine.data))
+    driver.feed(RecordFound(1, other), Stored(2, mine.data))
     assert (driver.node.state, driver.node.active_name, driver.node.void) == ("standby", "b", 1)
     assert not driver.node.in_flight
 
@@ -182,7 +182,7 @@ def test_a_claim_that_was_given_up_may_count_later() -> None:
     driver.wait(3.0, StreamInfo(1, 0))
     (mine,) = driver.appends()[:1]
     junk = encode_parts(APPEND, 9, 5, 5, b"")[0][0]
-    driver.feed(Found(1, junk), Found(2, mine.data))
+    driver.feed(RecordFound(1, junk), RecordFound(2, mine.data))
     assert driver.node.state == "active"
 
 
@@ -204,15 +204,15 @@ def test_a_refusal_is_not_a_failure() -> None:
     driver = Driver()
     driver.activate()
     data = driver.propose("first")
-    driver.feed(Refused("no answer"))
-    assert driver.take(ReadRequest) == [ReadRequest(2)]
+    driver.feed(AppendRefused("no answer"))
+    assert driver.take(RecordRequest) == [RecordRequest(2)]
     driver.feed(Missing(2, 1, 1))
     driver.wait(0.5)
     assert [request.data for request in driver.appends()] == [data]  # the same bytes
-    driver.feed(Found(2, data))
+    driver.feed(RecordFound(2, data))
     assert driver.tokens == ["first"]
     driver.feed(Stored(3, data))  # the first request was stored late, too, and is void
-    driver.feed(Found(3, data))
+    driver.feed(RecordFound(3, data))
     assert (driver.tokens, driver.node.state, driver.node.void) == (["first"], "active", 1)
 
 
@@ -221,7 +221,7 @@ def test_without_an_answer_it_looks_for_its_record() -> None:
     driver.activate()
     driver.propose("first")
     driver.wait(2.0)
-    assert ReadRequest(2) in driver.take(ReadRequest)
+    assert RecordRequest(2) in driver.take(RecordRequest)
 
 
 def test_a_void_record_in_the_way_moves_the_proposals() -> None:
@@ -229,7 +229,7 @@ def test_a_void_record_in_the_way_moves_the_proposals() -> None:
     claim = driver.activate()
     first, second = driver.propose("first"), driver.propose("second", 1)
     void = append_behind(claim, 7, 2)
-    driver.feed(Refused(), Found(2, void), Stored(3, second))
+    driver.feed(AppendRefused(), RecordFound(2, void), Stored(3, second))
     assert driver.node.void == 2
     driver.feed(Missing(4, 1, 3))
     driver.wait(0.5)
@@ -242,7 +242,7 @@ def test_a_foreign_claim_deposes_and_nothing_is_answered() -> None:
     driver = Driver()
     mine = driver.activate()
     data = driver.propose("first")
-    driver.feed(Found(2, claim_behind(mine, 2, 2)), Stored(3, data))
+    driver.feed(RecordFound(2, claim_behind(mine, 2, 2)), Stored(3, data))
     assert (driver.node.state, driver.tokens, driver.node.is_closing) == ("deposed", [], True)
     with pytest.raises(RuntimeError, match="deposed"):
         driver.node.propose(step(), None, driver.now)
@@ -256,8 +256,8 @@ def test_an_idle_active_node_notices_a_foreign_claim() -> None:
     driver = Driver()
     mine = driver.activate()
     driver.feed(beat("b", epoch=2))
-    assert driver.take(ReadRequest) == [ReadRequest(2)]
-    driver.feed(Found(2, claim_behind(mine, 2, 2)))
+    assert driver.take(RecordRequest) == [RecordRequest(2)]
+    driver.feed(RecordFound(2, claim_behind(mine, 2, 2)))
     assert driver.node.state == "deposed"
 
 
@@ -265,7 +265,7 @@ def test_without_the_engine_it_withdraws_and_returns_as_a_standby() -> None:
     driver = Driver()
     driver.activate()
     driver.propose("first")
-    driver.wait(7.0, Refused(), StreamInfo(1, 1))
+    driver.wait(7.0, AppendRefused(), StreamInfo(1, 1))
     assert (driver.node.state, driver.tokens) == ("withdrawn", [])
     driver.node.handle_closed()
     driver.feed(StreamInfo(1, 1))
@@ -302,12 +302,12 @@ def test_a_resignation_lets_the_named_node_claim_at_once() -> None:
     (resign,) = one.appends()
     one.feed(Stored(2, resign.data))
     assert (one.node.state, one.texts[-1]) == ("standby", "standby: handed over to b")
-    two.feed(Found(1, claim), Found(2, resign.data))
+    two.feed(RecordFound(1, claim), RecordFound(2, resign.data))
     two.wait(0.5, StreamInfo(1, 2))
     assert two.appends()
 
 
-# -- what stops it ----------------------------------------------------------------------------------------------------
+# -- reasons to stop --------------------------------------------------------------------------------------------------
 
 
 def stopped(driver: Driver) -> str:
@@ -341,7 +341,7 @@ def test_many_old_answers_at_once_are_no_evidence() -> None:
 
 def test_a_hole_stops_it() -> None:
     driver = Driver()
-    driver.wait(8.0, Found(2, claim_behind(None, 1, 1)), Missing(1, 1, 2))
+    driver.wait(8.0, RecordFound(2, claim_behind(None, 1, 1)), Missing(1, 1, 2))
     assert "position 1 of the replicated log is missing" in stopped(driver)
 
 
@@ -353,27 +353,27 @@ def test_a_trimmed_place_stops_it() -> None:
 
 def test_a_damaged_record_stops_it() -> None:
     driver = Driver()
-    driver.feed(Found(1, b"no record"))
+    driver.feed(RecordFound(1, b"no record"))
     assert "position 1 of the replicated log is damaged" in stopped(driver)
 
 
 def test_a_newer_format_stops_it() -> None:
     driver = Driver()
-    driver.feed(Found(1, claim_behind(None, 1, 1, format=FORMAT + 1)))
+    driver.feed(RecordFound(1, claim_behind(None, 1, 1, format=FORMAT + 1)))
     assert "update this node" in stopped(driver)
 
 
 def test_an_invalid_body_stops_it() -> None:
     driver = Driver()
-    driver.feed(Found(1, encode_parts(CLAIM, 1, 0, 0, b"\xc0")[0][0]))
+    driver.feed(RecordFound(1, encode_parts(CLAIM, 1, 0, 0, b"\xc0")[0][0]))
     assert "position 1 is invalid" in stopped(driver)
 
 
 def test_another_record_at_its_place_stops_it() -> None:
     driver = Driver(place=Place(4, 1, 4, 77, b"writer-b"))
     driver.wait(1.0)
-    assert ReadRequest(4) in driver.take(ReadRequest)
-    driver.feed(Found(4, claim_behind(None, 1, 1)))
+    assert RecordRequest(4) in driver.take(RecordRequest)
+    driver.feed(RecordFound(4, claim_behind(None, 1, 1)))
     assert "is not the one that the file of this node has" in stopped(driver)
 
 
@@ -381,9 +381,9 @@ def test_the_same_record_at_its_place_lets_it_follow() -> None:
     claim = claim_behind(None, 1, 1)
     driver = Driver(place=Place(1, 1, 1, checksum_of(claim), b"writer-b"))
     driver.wait(0.5)
-    driver.feed(Found(1, claim))
+    driver.feed(RecordFound(1, claim))
     assert driver.take(FollowRequest) == [FollowRequest(1)]
-    driver.feed(Found(2, append_behind(claim, 1, 2)))
+    driver.feed(RecordFound(2, append_behind(claim, 1, 2)))
     assert driver.node.place.position == 2
 
 
@@ -407,7 +407,7 @@ def test_content_without_a_place_stops_it() -> None:
 
 def test_a_foreign_step_stops_it() -> None:
     driver = Driver()
-    driver.node.handle(Found(1, claim_behind(None, 1, 1)), driver.now)
+    driver.node.handle(RecordFound(1, claim_behind(None, 1, 1)), driver.now)
     driver.node.handle_apply_failed("another log", is_foreign=True)
     assert stopped(driver) == "another log"
 
@@ -443,9 +443,7 @@ def test_more_than_the_limit_is_trimmed_anyway(monkeypatch: pytest.MonkeyPatch) 
     driver.activate()
     for number in range(2, 12):
         driver.feed(Stored(number, driver.propose(number)))
-    driver.node.members["b"] = node_module.Member(
-        Heartbeat("b", b"b", "standby", 1, 0, 0, 0, 0, 0, ""), driver.now + 100
-    )
+    driver.node.members["b"] = Member(Heartbeat("b", b"b", "standby", 1, 0, 0, 0, 0, 0, ""), driver.now + 100)
     driver.wait(6.0, StreamInfo(1, 11, 4 << 30))
     trims = driver.take(TrimRequest)
     assert trims
@@ -462,7 +460,7 @@ def test_any_bytes_may_come_as_a_message_of_a_member(data: bytes) -> None:
 def test_members_are_limited() -> None:
     driver = Driver()
     driver.feed(*[beat(f"n{number}", "standby") for number in range(100)], Beat(bytes(5000)))
-    assert len(driver.node.members) == node_module.MAX_MEMBERS
+    assert len(driver.node.members) == MAX_MEMBERS
 
 
 def test_a_resigning_node_that_is_deposed_is_a_standby() -> None:
@@ -470,6 +468,6 @@ def test_a_resigning_node_that_is_deposed_is_a_standby() -> None:
     mine = driver.activate()
     driver.node.resign("", driver.now)
     driver.poll()
-    driver.feed(Found(2, claim_behind(mine, 2, 2)))
+    driver.feed(RecordFound(2, claim_behind(mine, 2, 2)))
     assert driver.node.state == "standby"
     assert encode_body(Resign()) in driver.appends()[-1].data

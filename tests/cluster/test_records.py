@@ -64,8 +64,8 @@ CHANGES: list[rows.Change] = [
 ]
 
 
-def make_claim(node: str = "a", **more: object) -> Claim:
-    return Claim(FORMAT, node, "udp://a", LOG_ID, 1, SECRET, b"writer-1", 0, **more)  # type: ignore[arg-type]
+def make_claim(node: str = "a") -> Claim:
+    return Claim(FORMAT, node, "udp://a", LOG_ID, 1, SECRET, b"writer-1", 0)
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_an_append_with_every_kind_of_change_survives() -> None:
 
 @given(st.text(max_size=20), st.integers(0, 2**62))
 def test_a_claim_and_a_resignation_survive(node: str, offset: int) -> None:
-    claim = Claim(FORMAT, node, "udp://a", LOG_ID, offset, SECRET, b"writer-1", offset, b"key")
+    claim = Claim(FORMAT, node, "udp://a", LOG_ID, offset, SECRET, b"writer-1", offset)
     assert decode_body(CLAIM, encode_body(claim)) == claim
     assert decode_body(RESIGN, encode_body(Resign(node))) == Resign(node)
 
@@ -260,7 +260,7 @@ class Writer:
         self.epoch = 0
         """In which it is the active one."""
         self.counted: list[bytes] = []
-        """What it would confirm."""
+        """The records that it would confirm."""
 
     def read(self, stored: list[bytes], end: int) -> None:
         fold = self.fold

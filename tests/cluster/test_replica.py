@@ -1,4 +1,4 @@
-"""A node with its file: groups of appends, what is answered, and appends that cannot be encoded."""
+"""A node with its file: groups of appends, their answers, and appends with errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from tests.store.entries import make_entry
 
-from godwit.cluster.engine import AppendRequest, Refused, Stored, StreamInfo
-from godwit.cluster.node import NodeConfig
+from godwit.cluster.engine import AppendRefused, AppendRequest, Stored, StreamInfo
 from godwit.cluster.replica import MAX_IN_FLIGHT, CommittedAppend, FailedAppend, Replica
+from godwit.cluster.values import NodeConfig
 from godwit.errors import DiskError
 from godwit.store.replica import ReplicaStore
 from godwit.wire.batch import Entry
@@ -19,7 +19,7 @@ from godwit.wire.changes import TopicRow
 
 
 class Cluster:
-    """A replica and an engine that stores what it is told to store."""
+    """A replica, and an engine that stores all records when `agree` is called."""
 
     def __init__(self, path: Path) -> None:
         self.store = ReplicaStore.open(path, new_log_id=bytes(16), now_us=1)
@@ -113,7 +113,7 @@ def test_a_full_disk_is_not_a_failure(cluster: Cluster, monkeypatch: pytest.Monk
 def test_nothing_is_answered_in_doubt(cluster: Cluster) -> None:
     cluster.replica.append("one", [make_entry(b"1")], [], 1)
     cluster.work()
-    cluster.replica.node.handle(Refused(), cluster.now)
+    cluster.replica.node.handle(AppendRefused(), cluster.now)
     for _ in range(40):
         cluster.now += 0.25
         assert cluster.work() == []

@@ -5,7 +5,7 @@ leader stores some of the proposed records without a report and drops the others
 and requests are lost or arrive later. Requests and reports are late, doubled or lost; reads and infos may come from a
 server that is behind. All this an engine may do.
 
-What it must not do are the *violations*: it loses stored records, changes one, loses one in the middle, or is begun
+A *violation* breaks its promises: it loses stored records, changes one, loses one in the middle, or is begun
 anew. A node cannot prevent them, but must not continue as if nothing had happened.
 """
 
@@ -16,17 +16,17 @@ from random import Random
 from typing import Final, Literal, TypeAlias
 
 from godwit.cluster.engine import (
+    AppendRefused,
     AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
     EngineRequest,
     FollowRequest,
-    Found,
     InfoRequest,
     Missing,
-    ReadRequest,
-    Refused,
+    RecordFound,
+    RecordRequest,
     Stored,
     StreamInfo,
     TrimRequest,
@@ -102,9 +102,9 @@ class EngineModel:
             if isinstance(request, InfoRequest):
                 size_bytes = sum(map(len, self.records[self.first - 1 :]))
                 link.report(StreamInfo(self.first, last, size_bytes))
-            elif isinstance(request, ReadRequest):
+            elif isinstance(request, RecordRequest):
                 if self.first <= request.position <= last and request.position not in self.holes:
-                    link.report(Found(request.position, self.records[request.position - 1]))
+                    link.report(RecordFound(request.position, self.records[request.position - 1]))
                 else:
                     link.report(Missing(request.position, self.first, last))
 
@@ -113,10 +113,10 @@ class EngineModel:
             if self.rng.random() < 0.5:
                 self._delayed.append((link, request))
             elif self.rng.random() < 0.5:
-                link.report(Refused("no majority"))
+                link.report(AppendRefused("no majority"))
             return
         if self.is_conditional and request.after != len(self.records) + len(self._proposed):
-            link.report(Refused("wrong last position"))
+            link.report(AppendRefused("wrong last position"))
             return
         self._proposed.append((request.data, link))
         self.network.at(self.network.now + self.rng.uniform(0.0005, 0.006), self._store)
@@ -140,7 +140,7 @@ class EngineModel:
             if self.rng.random() < self.faults.unfollowed:
                 link.follows_behind = None
             elif self.first <= link.follows_behind and link.follows_behind not in self.holes:
-                link.report_in_order(Found(link.follows_behind, self.records[link.follows_behind - 1]))
+                link.report_in_order(RecordFound(link.follows_behind, self.records[link.follows_behind - 1]))
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class EngineLink:
         model = self._model
         if self._is_cut or model.rng.random() < model.faults.lost:
             if isinstance(request, AppendRequest) and model.rng.random() < 0.5:
-                self.report(Refused("no answer"))
+                self.report(AppendRefused("no answer"))
             return
         network = model.network
         network.at(network.now + model.delay_s(), model.arrive, self, request)

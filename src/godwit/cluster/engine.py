@@ -1,13 +1,13 @@
 """The port of a node towards the engine that stores the replicated log: requests, and what the engine reports.
 
 The engine is a list of records with positions 1, 2, 3, ... on the disks of a majority of its servers. Its adapter
-carries out requests in its own time. Any request or report may be late, doubled or lost; a node repeats what it needs.
+carries out requests in its own time. Any request or report may be late, doubled or lost; a node repeats its requests.
 The adapter must keep three promises:
 
-    Stored and Found are facts    the record is at that position on the disks of a majority, and stays there
-    Refused is no fact            the record may be stored, may be stored later, or never
-    AppendRequest is conditional  where the engine can do that, a record is stored only directly behind `after`. A node
-                                  does not depend on it; without it, more records are void
+    Stored and RecordFound are facts    the record is at that position on the disks of a majority, and stays there
+    AppendRefused is not a fact         the record may be stored, may be stored later, or never
+    AppendRequest is conditional        where the engine can do that, a record is stored only directly behind `after`.
+                                        A node does not depend on it; without it, more records are void
 
 Members of a cluster also send each other short messages (Beat), which are not stored and may be lost.
 """
@@ -20,14 +20,14 @@ import msgspec
 
 
 class AppendRequest(msgspec.Struct, frozen=True):
-    """Store a record behind this position. Answered by Stored or Refused."""
+    """Store a record behind this position. Answered by Stored or AppendRefused."""
 
     after: int
     data: bytes
 
 
-class ReadRequest(msgspec.Struct, frozen=True):
-    """Read one record, from a server that knows all stored ones. Answered by Found or Missing."""
+class RecordRequest(msgspec.Struct, frozen=True):
+    """Read one record, from a server that knows all stored ones. Answered by RecordFound or Missing."""
 
     position: int
 
@@ -37,7 +37,7 @@ class InfoRequest(msgspec.Struct, frozen=True):
 
 
 class FollowRequest(msgspec.Struct, frozen=True):
-    """Report all records behind a position as Found, in order, until further notice; None: no longer."""
+    """Report all records behind a position as RecordFound, in order, until further notice; None: no longer."""
 
     after: int | None
 
@@ -54,7 +54,7 @@ class BeatRequest(msgspec.Struct, frozen=True):
     data: bytes
 
 
-EngineRequest: TypeAlias = AppendRequest | ReadRequest | InfoRequest | FollowRequest | TrimRequest | BeatRequest
+EngineRequest: TypeAlias = AppendRequest | RecordRequest | InfoRequest | FollowRequest | TrimRequest | BeatRequest
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -64,13 +64,13 @@ class Stored(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Refused(msgspec.Struct, frozen=True):
+class AppendRefused(msgspec.Struct, frozen=True):
     """It is not known whether a record is or will be stored."""
 
     text: str = ""
 
 
-class Found(msgspec.Struct, frozen=True):
+class RecordFound(msgspec.Struct, frozen=True):
     """The record at a position."""
 
     position: int
@@ -78,7 +78,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """There is no record at a position, according to one server, which may be behind."""
+    """A position without a record, according to one server, which may be behind."""
 
     position: int
     first: int
@@ -107,4 +107,4 @@ class Unsuitable(msgspec.Struct, frozen=True):
     text: str
 
 
-EngineReport: TypeAlias = Stored | Refused | Found | Missing | StreamInfo | Beat | Unsuitable
+EngineReport: TypeAlias = Stored | AppendRefused | RecordFound | Missing | StreamInfo | Beat | Unsuitable

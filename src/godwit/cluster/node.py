@@ -1,10 +1,10 @@
-"""A node of a cluster: follows the replicated log, claims it when there is no active broker, and writes to it. Sans-IO.
+"""A node of a cluster: follows the replicated log, claims it when no broker is active, and writes to it. Sans-IO.
 
     standby ---no active broker, has everything: claims; the claim counts and is applied---> active
     active ----a claim of another node counts---> deposed ----its broker is closed---> standby
     active ----the engine does not answer, or the disk fails---> withdrawn ----the engine answers---> standby
     active ----resigns---> standby
-    all -------the replicated log is not what this node has read of it before---> stopped
+    all -------the replicated log contradicts the records that this node has read before---> stopped
 
     input     handle (reports of the engine), handle_timers, handle_applied, handle_apply_failed, handle_closed,
               propose, resign
@@ -19,7 +19,7 @@ counts, or when it is found there. Until then it is *in doubt*, and it is never 
 already, and its sender would send it again. The node reads the next position and sends the same bytes again if there is
 nothing. Several proposals may be in flight; they are settled in order. When a node is deposed or withdraws, it drops
 its proposals without an answer. Publishers send them again to the next active broker, whose log has the identities of
-those that counted.
+the proposals that counted.
 
 A node stops if the replicated log contradicts its own file, which an engine that keeps its promises does not cause: it
 has fewer records, a hole, a damaged record, or another one at the same position. It compares itself with the other
@@ -31,22 +31,22 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from godwit.cluster.engine import (
+    AppendRefused,
     AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
     EngineRequest,
     FollowRequest,
-    Found,
     InfoRequest,
     Missing,
-    ReadRequest,
-    Refused,
+    RecordFound,
+    RecordRequest,
     Stored,
     StreamInfo,
     TrimRequest,
@@ -59,10 +59,8 @@ from godwit.cluster.records import (
     RESIGN,
     BrokenLogError,
     Claim,
-    Count,
     CountedRecord,
     Fold,
-    Name,
     RecordError,
     Resign,
     checksum_of,
@@ -71,11 +69,20 @@ from godwit.cluster.records import (
     encode_parts,
     next_epoch,
 )
+from godwit.cluster.values import (
+    Evidence,
+    Heartbeat,
+    LogIdentity,
+    Member,
+    NodeConfig,
+    NodeEvent,
+    PlannedStep,
+    State,
+    decode_beat,
+)
 from godwit.limits import MIB
 from godwit.store.replica import AppendStep, Place, Step
 from godwit.wire.epochs import EPOCH_ID_BYTES
-
-State: TypeAlias = Literal["standby", "active", "withdrawn", "deposed", "stopped"]
 
 POLL_S: Final = 1.0
 """How often a node asks how far the records reach."""
@@ -86,14 +93,9 @@ DOUBT_S: Final = 1.5
 RESEND_MIN_S: Final = 0.02
 RESEND_MAX_S: Final = 1.0
 READ_TIMEOUT_S: Final = 1.0
-EVIDENCE_S: Final = 4.0
-"""A server that is behind shows less than there is. Only what remains for this time is believed."""
-EVIDENCE_SAMPLES: Final = 5
-EVIDENCE_PAUSE_S: Final = 0.4
 HISTORY: Final = 1024
 """Positions for which a node can compare itself with others."""
 MAX_MEMBERS: Final = 32
-MAX_BEAT_BYTES: Final = 2048
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
 TRIM_S: Final = 5.0
@@ -103,68 +105,6 @@ MAX_KNOWN_BYTES: Final = 256 * MIB
 MAX_STEPS: Final = 4096
 MAX_STEPS_BYTES: Final = 64 * MIB
 """A standby reads no further while this much waits to be applied."""
-
-
-class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Names and times of a node."""
-
-    name: str
-    address: str = ""
-    """Where its clients connect."""
-    heartbeat_s: float = 0.5
-    suspect_s: float = 2.0
-    """A standby claims after this time without a sign of the active broker."""
-    withdraw_s: float = 6.0
-    """The active broker closes its connections after this time without an answer of the engine."""
-    absent_s: float = 3600.0
-    """The records that a member needs are kept for this time of its absence."""
-    trim_bytes: int = 64 * MIB
-    """A smaller replicated log is not trimmed."""
-    keep_bytes: int = 2048 * MIB
-    """The size of the replicated log above which it is trimmed even if a member needs the records."""
-
-
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """What a node sends to all members."""
-
-    name: Name
-    run: bytes
-    state: Name
-    epoch: Count
-    position: Count
-    """Of the last record that it has read, whether that counts or not."""
-    number: Count
-    link: Count
-    applied: Count
-    """The position of its file, which is synced."""
-    next_offset: Count
-    address: Name
-    reason: Name = ""
-
-
-class Member(msgspec.Struct):
-    """A member of the cluster, as this node last received it."""
-
-    beat: Heartbeat
-    at: float
-
-
-class NodeEvent(msgspec.Struct, frozen=True):
-    """A change of the state, or a remark, with a sentence for the operator."""
-
-    state: State
-    text: str
-
-
-class PlannedStep(msgspec.Struct, frozen=True):
-    """A record that counts and is not in the file yet."""
-
-    step: Step | None
-    place: Place
-    """Of the file after it."""
-    token: Any
-    """What the caller of `propose` gave; None for records of other nodes."""
-    size_bytes: int
 
 
 class _Proposal(msgspec.Struct):
@@ -177,38 +117,6 @@ class _Proposal(msgspec.Struct):
     token: Any
     settled: int = 0
     sent_behind: list[int] = []
-
-
-class LogIdentity(msgspec.Struct, frozen=True):
-    """What a claim must know of the file."""
-
-    log_id: bytes
-    created_us: int
-    secret: bytes
-    next_offset: int
-    reset_key: bytes = b""
-
-
-class _Evidence:
-    """Counts answers that contradict what a node knows, at most one in EVIDENCE_PAUSE_S."""
-
-    def __init__(self) -> None:
-        self._since = self._last = 0.0
-        self._samples = 0
-
-    def clear(self) -> None:
-        self._samples = 0
-
-    def add(self, now: float) -> bool:
-        """Return whether the evidence suffices."""
-        if not self._samples or now - self._last > EVIDENCE_S:
-            self._since = now
-            self._samples = 0
-        elif now - self._last < EVIDENCE_PAUSE_S:
-            return False
-        self._last = now
-        self._samples += 1
-        return self._samples >= EVIDENCE_SAMPLES and now - self._since >= EVIDENCE_S
 
 
 class ClusterNode:
@@ -286,7 +194,7 @@ class ClusterNode:
         self._active_at = now
         """When there was the last sign of an active broker."""
         self._jitter_s = self._draw_jitter()
-        self._less, self._hole, self._namesake = _Evidence(), _Evidence(), _Evidence()
+        self._less, self._hole, self._namesake = Evidence(), Evidence(), Evidence()
         if place.position:
             self._history[place.position] = (place.epoch, place.number, place.link)
         else:
@@ -368,7 +276,7 @@ class ClusterNode:
         return events
 
     def steps(self) -> list[PlannedStep]:
-        """Return what is to be applied to the file, in one transaction or several; then call `handle_applied`."""
+        """Return the records to apply to the file, in one transaction or several; then call `handle_applied`."""
         return list(self._steps)
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -381,7 +289,7 @@ class ClusterNode:
             return
         if self.state == "stopped":
             return
-        if isinstance(report, Refused):
+        if isinstance(report, AppendRefused):
             if self._proposals and self._resend_at is None:
                 self._look(now)
             return
@@ -397,7 +305,7 @@ class ClusterNode:
             self._on_record(report, now)
 
     def handle_timers(self, now: float) -> None:
-        """Send what is due."""
+        """Send all requests that are due."""
         self._now = now
         if now >= self._beat_at:
             self._beat_at = now + self.config.heartbeat_s
@@ -432,7 +340,7 @@ class ClusterNode:
             if self.state == "standby":
                 self._become_active()
         if self.state == "standby":
-            self._advance(self._now)  # what was not read because too much waited
+            self._advance(self._now)  # records that were not read because too much waited
 
     def handle_apply_failed(self, text: str, *, is_foreign: bool = False) -> None:
         """The file could not take the steps. `is_foreign`: because they are of another log; else call it later again.
@@ -485,10 +393,10 @@ class ClusterNode:
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def _on_record(self, report: Stored | Found, now: float) -> None:
+    def _on_record(self, report: Stored | RecordFound, now: float) -> None:
         position, data = report.position, report.data
         fold = self._fold
-        if isinstance(report, Found):
+        if isinstance(report, RecordFound):
             self._read_at = None
             if not self._is_verified and position == self._applied.position:
                 self._verify(checksum_of(data) == self._applied.link, now)
@@ -506,7 +414,7 @@ class ClusterNode:
         self._advance(now)
         if self.state == "stopped":
             return
-        if isinstance(report, Found) and self._proposals and fold.position > before:
+        if isinstance(report, RecordFound) and self._proposals and fold.position > before:
             self._look(now)  # there may be more that this node has not written
         elif position > fold.position + 1 and not self._proposals and not self._is_full:
             self._look(now)  # a record was skipped
@@ -653,7 +561,7 @@ class ClusterNode:
         position = self._fold.position + self._is_verified
         if self._read_at is None or self._read_position != position:
             self._read_at, self._read_position = now, position
-            self._requests.append(ReadRequest(position))
+            self._requests.append(RecordRequest(position))
 
     def _on_missing(self, report: Missing, now: float) -> None:
         self._read_at = None
@@ -752,7 +660,7 @@ class ClusterNode:
         self._advance(now)
 
     def _trim(self, info: StreamInfo, now: float) -> None:
-        """Delete records that no member needs; beyond the limit also those that an absent one needs."""
+        """Delete records that no member needs; beyond the limit also records that an absent one needs."""
         self._trim_at = now + TRIM_S
         present = [member.beat.applied for member in self.members.values() if now - member.at <= self.config.absent_s]
         below = min([self._applied.position, *present])  # the last record of a file is kept: it is compared
@@ -774,7 +682,7 @@ class ClusterNode:
         return float(drawn) / 65536 * 0.5
 
     def _try_to_claim(self, info: StreamInfo, now: float) -> None:
-        """Claim if there is no active broker and this node has everything."""
+        """Claim if no broker is active and this node has everything."""
         if self._proposals or self._claimed is not None or now < self._claim_at():
             return
         if self._steps or self._is_disk_failing or not self._is_closed:
@@ -799,20 +707,14 @@ class ClusterNode:
             secret=identity.secret,
             writer=writer,
             next_offset=identity.next_offset,
-            reset_key=identity.reset_key,
         )
         self._propose(CLAIM, next_epoch(self._fold.epoch), claim, None, now)
 
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _on_beat(self, data: bytes, now: float) -> None:
-        if len(data) > MAX_BEAT_BYTES:
-            return
-        try:
-            beat = msgspec.msgpack.decode(data, type=Heartbeat)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return
-        if beat.run == self.run_id:
+        beat = decode_beat(data)
+        if beat is None or beat.run == self.run_id:
             return
         if beat.name == self.config.name:
             self._on_namesake(beat, now)

@@ -1,7 +1,7 @@
 """Records of a replicated log: their format, and the fold that decides which of them count.
 
 A cluster has one active broker. The others are standbys. They share one replicated log, which another program (the
-engine, see godwit.cluster.engine) stores on the disks of a majority of its servers. The engine gives each record a
+engine, see godwit.cluster.engine) stores on the disks of a majority of its servers. The engine assigns each record a
 position, 1, 2, 3, ..., and does no more than that: it may store a record twice, late, or behind records of another
 broker that the writer did not expect. So the records themselves decide which of them count.
 
@@ -26,9 +26,9 @@ Kinds, with their bodies, which are MessagePack arrays:
 
 The fold. A part of an append or a resign counts if its epoch is the current one and is not resigned, its number is the
 next one and its link is the checksum before. A claim counts if its epoch is higher than the current one, and number and
-link continue what counts so far. Of two rival claims the first one in the log counts; the other one does not, because
-it does not continue. All other records are void, for every node and for ever. A claim behind the first parts of a long
-record makes these parts void: they are not applied. No clock and no lease takes part in this.
+link continue the records that count so far. Of two rival claims the first one in the log counts; the other one does
+not continue. All other records are void, for every node and for ever. A claim behind the first parts of a long record
+makes these parts void: they are not applied. No clock and no lease takes part in this.
 
 So a deposed broker cannot write: its records have an old epoch. A record that is sent twice counts once: the second has
 an old number. A record behind one that was lost on the way is void too, and its writer sends both again.
@@ -75,11 +75,11 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class BrokenLogError(Exception):
-    """The replicated log is not what nodes have written to it. The text is a sentence for the operator."""
+    """The replicated log differs from the records that nodes have written. The text is a sentence for the operator."""
 
 
 class RecordError(Exception):
-    """The bytes are not a record, or its body is not what its kind requires."""
+    """The bytes are not a record, or its body does not fit its kind."""
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
@@ -99,8 +99,6 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     """Random: the id of the epoch that begins in the log."""
     next_offset: Count
     """Where the log ends."""
-    reset_key: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
-    """The key with which all brokers of the cluster prove that a connection is unknown; of the first claim."""
 
     def step(self) -> ClaimStep:
         """Return the change of a file."""
@@ -312,7 +310,7 @@ class Fold:
 
 
 def next_epoch(epoch: int) -> int:
-    """Return the epoch of the next claim. Raise BrokenLogError if there is none."""
+    """Return the epoch of the next claim. Raise BrokenLogError behind the last one."""
     if epoch >= _LAST_U64:
         raise BrokenLogError("the epoch of the replicated log is the highest possible one: begin a new cluster")
     return epoch + 1

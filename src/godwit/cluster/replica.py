@@ -1,4 +1,4 @@
-"""A node with its file: proposes appends in groups, applies what counts to the file, and reports what is committed.
+"""A node with its file: proposes appends in groups, applies records that count, and reports committed appends.
 
     append --> queue --> at most `max_in_flight` proposals --> records that count --> one transaction --> committed
 
@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from godwit.cluster.node import ClusterNode, LogIdentity, NodeConfig
+from godwit.cluster.node import ClusterNode
+from godwit.cluster.values import LogIdentity, NodeConfig
 from godwit.errors import StorageError
 from godwit.limits import MIB
 from godwit.store.block import encode_blocks
@@ -55,18 +56,9 @@ class _QueuedAppend(msgspec.Struct, frozen=True):
 class Replica:
     """A node of a cluster and its file. It must be used by one thread at a time."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        store: ReplicaStore,
-        *,
-        entropy: Callable[[int], bytes],
-        now: float,
-        reset_key: bytes = b"",
-    ) -> None:
-        """Begin as a standby with an open file. `reset_key`: of a cluster that this node begins."""
+    def __init__(self, config: NodeConfig, store: ReplicaStore, *, entropy: Callable[[int], bytes], now: float) -> None:
+        """Begin as a standby with an open file."""
         self.store = store
-        self._reset_key = reset_key
         self.node = ClusterNode(
             config, store.place, self._identity, has_content=store.has_content, entropy=entropy, now=now
         )
@@ -80,7 +72,7 @@ class Replica:
 
     def _identity(self) -> LogIdentity:
         meta = self.store.meta
-        return LogIdentity(meta.log_id, meta.created_us, meta.stamp, self.store.next_offset, self._reset_key)
+        return LogIdentity(meta.log_id, meta.created_us, meta.stamp, self.store.next_offset)
 
     @property
     def is_idle(self) -> bool:

@@ -4,8 +4,8 @@
     node's thread    report (EngineReport)       <---  event loop of the engine  <---  NATS
 
 Requests are independent of each other, so several appends are in flight. Each has a reply subject of its own, because
-an error can overtake an acknowledgement. Whatever is not a positive acknowledgement is Refused, also "wrong last
-sequence": it refers to proposed records, and is no evidence of stored ones. While there is no connection requests are
+an error can overtake an acknowledgement. Whatever is not a positive acknowledgement is AppendRefused, also "wrong last
+sequence": it refers to proposed records, and proves nothing about stored ones. Without a connection requests are
 refused at once: the library would send them much later.
 
 Records are read from the leader of the stream (no direct get). A standby follows with an ordered consumer; if that
@@ -34,17 +34,17 @@ from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionP
 from nats.js.errors import APIError, NotFoundError
 
 from godwit.cluster.engine import (
+    AppendRefused,
     AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
     EngineRequest,
     FollowRequest,
-    Found,
     InfoRequest,
     Missing,
-    ReadRequest,
-    Refused,
+    RecordFound,
+    RecordRequest,
     Stored,
     StreamInfo,
     TrimRequest,
@@ -71,7 +71,7 @@ _logger = logging.getLogger(__name__)
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the engine is, and what belongs to the cluster there."""
+    """Where the engine is, and the names of the cluster there."""
 
     name: str
     """Of the cluster: names its stream and its subjects."""
@@ -119,7 +119,7 @@ def check_servers(settings: NatsSettings) -> list[str]:
         found[server_id] = monitor
     if len(found) <= len(settings.monitors) // 2:
         raise ConfigurationError(
-            f"{', '.join(absent)} do not answer ({problem}), so that there is no majority: start the NATS servers with "
+            f"{', '.join(absent)} do not answer ({problem}), and they are the majority: start the NATS servers with "
             "`http: HOST:PORT`, and list all of these addresses in monitors"
         ) from problem
     return absent
@@ -205,7 +205,7 @@ class NatsEngine:
         self._thread = threading.Thread(target=self._run, name="godwit-engine", daemon=True)
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Check the servers, connect, and create the stream if there is none.
+        """Check the servers, connect, and create the stream if it does not exist.
 
         Raises:
             ConfigurationError: Servers or stream are not suitable.
@@ -251,7 +251,7 @@ class NatsEngine:
                 error_cb=_log_error,
                 connect_timeout=int(CONNECT_S),
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # it is only slept
+                reconnect_time_wait=0.1,
                 ping_interval=1,
                 max_outstanding_pings=2,
                 pending_size=64 * MIB,
@@ -328,7 +328,7 @@ class NatsEngine:
         client, stream, settings = self._client, self._stream, self._settings
         try:
             if client is None or stream is None or not client.is_connected:
-                raise NatsError("there is no connection")
+                raise NatsError("the connection is lost")
             if isinstance(request, AppendRequest):
                 await self._append(client, request)
             elif isinstance(request, BeatRequest):
@@ -336,21 +336,21 @@ class NatsEngine:
             elif isinstance(request, InfoRequest):
                 state = (await stream.stream_info(settings.stream)).state
                 self._report(StreamInfo(max(1, state.first_seq), state.last_seq, state.bytes))
-            elif isinstance(request, ReadRequest):
+            elif isinstance(request, RecordRequest):
                 await self._read(stream, request.position)
             elif isinstance(request, TrimRequest):
                 await stream.purge_stream(settings.stream, seq=request.below)
         except (APIError, NatsError, TimeoutError, OSError, ValueError) as error:
             _logger.debug("%s was not carried out: %r", type(request).__name__, error)
             if isinstance(request, AppendRequest):
-                self._report(Refused(repr(error)))
+                self._report(AppendRefused(repr(error)))
 
     async def _append(self, client: Client, request: AppendRequest) -> None:
         headers = {_EXPECTED_LAST: str(request.after)}
         answer = await client.request(self._settings.log_subject, request.data, timeout=REQUEST_S, headers=headers)
         found = json.loads(answer.data)
         if "error" in found:
-            self._report(Refused(str(found["error"])))
+            self._report(AppendRefused(str(found["error"])))
         elif found.get("stream") == self._settings.stream and not found.get("duplicate"):
             self._report(Stored(int(found["seq"]), request.data))
 
@@ -361,7 +361,7 @@ class NatsEngine:
             state = (await stream.stream_info(self._settings.stream)).state
             self._report(Missing(position, max(1, state.first_seq), state.last_seq))
         else:
-            self._report(Found(position, found.data or b""))
+            self._report(RecordFound(position, found.data or b""))
 
     async def _follow(self, after: int) -> None:
         """Report the records behind a position until this is cancelled. After an error the node asks again."""
@@ -381,7 +381,7 @@ class NatsEngine:
                     message = await subscription.next_msg(timeout=REQUEST_S)
                 except TimeoutError:
                     continue
-                self._report(Found(message.metadata.sequence.stream, message.data))
+                self._report(RecordFound(message.metadata.sequence.stream, message.data))
                 while self._backlog() > BACKLOG:
                     await asyncio.sleep(0.005)
         except (APIError, NatsError, TimeoutError, OSError) as error:

@@ -184,6 +184,6 @@ def _load_place(connection: apsw.Connection, path: Path) -> Place:
         return msgspec.msgpack.decode(row[1], type=Place)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise LogDamagedError(
-            f"the place of the log {path} in its cluster cannot be read ({error}): seed this node from a backup of "
+            f"the place of the log {path} in its cluster is unreadable ({error}): seed this node from a backup of "
             "another one"
         ) from error

@@ -36,8 +36,8 @@ from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.client.subscription import Subscription
 from godwit.cluster.engine import EngineReport
-from godwit.cluster.node import NodeConfig, State
 from godwit.cluster.replica import CommittedAppend, FailedAppend, Replica
+from godwit.cluster.values import NodeConfig, State
 from godwit.errors import DiskError
 from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.server.server import Server, endpoint_config
@@ -224,9 +224,7 @@ class Machine:
             world.network.at(world.network.now + 0.3, self.start)
             return
         world.check_file(self.name, store)
-        self.replica = Replica(
-            world.config(self.name), store, entropy=rng.randbytes, now=world.network.now, reset_key=RESET_KEY
-        )
+        self.replica = Replica(world.config(self.name), store, entropy=rng.randbytes, now=world.network.now)
         self._reports.clear()
         self.link = EngineLink(world.engine, self._on_report)
         self.link.cut(self.is_cut)

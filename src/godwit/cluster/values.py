@@ -1,0 +1,122 @@
+"""Values of a node: its configuration, heartbeats, events and planned steps, and the evidence that stops it."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from godwit.cluster.records import Count, Name
+from godwit.limits import MIB
+from godwit.store.replica import Place, Step
+
+State: TypeAlias = Literal["standby", "active", "withdrawn", "deposed", "stopped"]
+
+EVIDENCE_S: Final = 4.0
+"""A server that is behind shows less than there is. Only a difference that lasts for this time is believed."""
+EVIDENCE_SAMPLES: Final = 5
+EVIDENCE_PAUSE_S: Final = 0.4
+MAX_BEAT_BYTES: Final = 2048
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Names and times of a node."""
+
+    name: str
+    address: str = ""
+    """Where its clients connect."""
+    heartbeat_s: float = 0.5
+    suspect_s: float = 2.0
+    """A standby claims after this time without a sign of the active broker."""
+    withdraw_s: float = 6.0
+    """The active broker closes its connections after this time without an answer of the engine."""
+    absent_s: float = 3600.0
+    """The records that a member needs are kept for this time of its absence."""
+    trim_bytes: int = 64 * MIB
+    """A smaller replicated log is not trimmed."""
+    keep_bytes: int = 2048 * MIB
+    """The size of the replicated log above which it is trimmed even if a member needs the records."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+    """What a node sends to all members."""
+
+    name: Name
+    run: bytes
+    state: Name
+    epoch: Count
+    position: Count
+    """Of the last record that it has read, whether that counts or not."""
+    number: Count
+    link: Count
+    applied: Count
+    """The position of its file, which is synced."""
+    next_offset: Count
+    address: Name
+    reason: Name = ""
+
+
+class Member(msgspec.Struct):
+    """A member of the cluster, as this node last received it."""
+
+    beat: Heartbeat
+    at: float
+
+
+def decode_beat(data: bytes) -> Heartbeat | None:
+    """Return a heartbeat, or None if the bytes are not one."""
+    if len(data) > MAX_BEAT_BYTES:
+        return None
+    try:
+        return msgspec.msgpack.decode(data, type=Heartbeat)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+class NodeEvent(msgspec.Struct, frozen=True):
+    """A change of the state, or a remark, with a sentence for the operator."""
+
+    state: State
+    text: str
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """A record that counts and is not in the file yet."""
+
+    step: Step | None
+    place: Place
+    """Of the file after it."""
+    token: Any
+    """What the caller of `propose` gave; None for records of other nodes."""
+    size_bytes: int
+
+
+class LogIdentity(msgspec.Struct, frozen=True):
+    """What a claim must know of the file."""
+
+    log_id: bytes
+    created_us: int
+    secret: bytes
+    next_offset: int
+
+
+class Evidence:
+    """Counts answers that contradict what a node knows, at most one in EVIDENCE_PAUSE_S."""
+
+    def __init__(self) -> None:
+        self._since = self._last = 0.0
+        self._samples = 0
+
+    def clear(self) -> None:
+        self._samples = 0
+
+    def add(self, now: float) -> bool:
+        """Return whether the evidence suffices."""
+        if not self._samples or now - self._last > EVIDENCE_S:
+            self._since = now
+            self._samples = 0
+        elif now - self._last < EVIDENCE_PAUSE_S:
+            return False
+        self._last = now
+        self._samples += 1
+        return self._samples >= EVIDENCE_SAMPLES and now - self._since >= EVIDENCE_S

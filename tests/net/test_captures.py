@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from godwit.capture.conversation import read_reports
 from godwit.capture.pcapng import RECEIVED, SENT, CapturedDatagram, packet_block, read_capture
 from godwit.errors import AccessError, BrokerError
 from godwit.net import captures
-from godwit.net.captures import CaptureFilter, TappedSocket, capture_counts, capture_packets
+from godwit.net.captures import BrokerCaptures, CaptureFilter, TappedSocket, capture_counts, capture_packets
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.server.configuration import BridgeSection
@@ -177,6 +178,38 @@ def test_the_rate_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main)
 
 
+def lone_capture() -> captures._RunningCapture:
+    anyone: Any = None
+    request = CaptureRequest(peer=anyone, inbox="", seconds=1, max_bytes=16 * MIB, packet_bytes=65_535, filter="")
+    return captures._RunningCapture(request, CaptureFilter(), 0.0)
+
+
+def test_a_slow_client_gets_the_statistics_before_the_end() -> None:
+    sent: list[bytes] = []
+    replies: list[bool | None] = [False, True, False, True, True]
+
+    class SlowInbox:
+        administration = SimpleNamespace()
+
+        def send_to_inbox(self, inbox: str, payload: bytes) -> bool | None:
+            reply = replies.pop(0)
+            if reply:
+                sent.append(payload)
+            return reply
+
+    async def main() -> None:
+        broker: Any = SlowInbox()
+        running, capture = BrokerCaptures(broker, []), lone_capture()
+        capture.packets = 7
+        assert [running._end(capture) for _ in range(3)] == [False, False, True]
+        replies[:] = [None]
+        assert running._end(capture)
+
+    run(main)
+    assert [capture_counts(payload)[0] for payload in sent[:-1]] == [7, 7]
+    assert sent[-1] == b""
+
+
 def test_packets_beyond_the_rate_cost_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CapturedDatagram] = []
 
@@ -185,9 +218,7 @@ def test_packets_beyond_the_rate_cost_no_block(monkeypatch: pytest.MonkeyPatch) 
         return packet_block(datagram)
 
     monkeypatch.setattr(captures, "packet_block", counted)
-    anyone: Any = None
-    request = CaptureRequest(peer=anyone, inbox="", seconds=1, max_bytes=16 * MIB, packet_bytes=65_535, filter="")
-    capture = captures._RunningCapture(request, CaptureFilter(), 0.0)
+    capture = lone_capture()
     capture.record(0, ("192.0.2.1", 50_000), Train(("192.0.2.7", 40_001), bytes(1000 * 1000), 1000), RECEIVED)
     assert 0 < len(made) == capture.pending_packets < 1000
     assert capture.dropped == 1000 - len(made)

@@ -237,9 +237,10 @@ class BrokerCaptures:
             return True
         capture.end_tries -= 1
         inbox = capture.request.inbox
-        if not self._broker.send_to_inbox(inbox, statistics_block(capture.packets, capture.dropped)):
-            return self._broker.send_to_inbox(inbox, b"") is None
-        return self._broker.send_to_inbox(inbox, b"") is not False
+        sent = self._broker.send_to_inbox(inbox, statistics_block(capture.packets, capture.dropped))
+        if sent:  # else a slow client would get the end without them
+            sent = self._broker.send_to_inbox(inbox, b"")
+        return sent is not False
 
 
 def _address_of(peer: Peer) -> Address | None:

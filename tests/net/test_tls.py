@@ -369,7 +369,7 @@ def test_absurd_chains_are_refused_in_bounded_time(tmp_path: Path, case: str) ->
 
 
 def test_a_chain_that_is_too_long_for_the_handshake_gives_no_connection() -> None:
-    """A broker whose flight is larger than 64 KiB: the client gives up, and does not hold more."""
+    """A broker whose flight is larger than 64 KiB: the client ends, and does not hold more."""
     identity = new_identity()
     long = Identity(identity.key, identity.certificates * 200)
     client, server, _ = pair(long)

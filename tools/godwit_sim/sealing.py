@@ -65,7 +65,7 @@ CLEAR: Final = Suite(99, "clear", key_bytes=32, max_forged=2**36, make=ClearAead
 
 
 class HidingAead(ClearAead):
-    """The same with encrypted data, by the bytes of a hash function. For worlds that check what can be read."""
+    """The same with encrypted data, by the bytes of a hash function. For worlds that check secrecy."""
 
     def _hide(self, nonce: bytes, data: bytes | memoryview) -> bytes:
         stream = hashlib.shake_128(self._key + nonce).digest(len(data))

@@ -106,9 +106,7 @@ def rotate(
     notice nothing. Otherwise the key is the broker's own: clients that know the former one will refuse the new one.
     Send SIGHUP to the broker, or start it again.
     """
-    from cryptography import x509
-
-    from godwit.net.authority import issue_for_broker, load_authority, write_identity
+    from godwit.net.authority import hosts_of, issue_for_broker, load_authority, write_identity
     from godwit.net.tls import CERTIFICATE_FILE, KEY_FILE, load_identity, stored_identity
 
     has_authority = (folder / "ca.key").exists()
@@ -119,9 +117,7 @@ def rotate(
         path.replace(path.with_name(f"{path.name}.old"))
     try:
         if has_authority:
-            extension = former.certificates[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
-            hosts = [str(one.value) for one in extension.value]
-            identity = issue_for_broker(load_authority(folder), hosts)
+            identity = issue_for_broker(load_authority(folder), hosts_of(former))
             write_identity(folder, "broker", identity)
         else:
             identity = stored_identity(folder)
@@ -150,13 +146,13 @@ def check(
 
 
 def weaknesses(configuration: Configuration) -> Iterator[str]:
-    """Yield what others could do, a sentence each."""
+    """Yield a sentence for each attack."""
     from godwit.net.mqtt import parse_mqtt_address
     from godwit.net.service import is_local
 
     access = configuration.settings.access
     is_remote = not all(map(is_local, configuration.listen))
-    where = "anyone who reaches the broker's address" if is_remote else "every user and program of this machine"
+    where = "any machine that reaches the broker's address" if is_remote else "every user and program of this machine"
     if access.is_open:
         yield f"{where} can read and publish every message, and run jobs: add [access] with clients and rules"
     elif access.allows_anonymous:
@@ -169,7 +165,7 @@ def weaknesses(configuration: Configuration) -> Iterator[str]:
     archive = configuration.archive
     if configuration.data is not None and archive.is_on and archive.listen is not None and not is_local(archive.listen):
         if archive.token_file is None:
-            yield "anyone who reaches the archive can read the log and write to it: give a token_file under [archive]"
+            yield "any machine that reaches the archive can read and write the log: give a token_file under [archive]"
         if archive.certificate is None:
             yield "everyone on the way can read the archive's data and tokens: give a certificate under [security]"
     if configuration.mqtt is not None:
@@ -178,7 +174,7 @@ def weaknesses(configuration: Configuration) -> Iterator[str]:
             if not address.has_tls and not is_local(f"{address.host}:{address.port}"):
                 yield f"everyone on the way can read messages and passwords of MQTT clients on {text}: use tls://"
     if configuration.metrics is not None and not is_local(configuration.metrics.listen):
-        yield f"anyone who reaches {configuration.metrics.listen} can read the metrics: let it listen on 127.0.0.1"
+        yield f"any machine that reaches {configuration.metrics.listen} can read metrics: let it listen on 127.0.0.1"
 
 
 def loose_files(configuration: Configuration, file: Path) -> Iterator[str]:

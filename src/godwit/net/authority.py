@@ -53,6 +53,12 @@ def issue_for_broker(authority: Identity, hosts: Sequence[str], days: int = CERT
     return _issue(authority, "godwit broker", names, ExtendedKeyUsageOID.SERVER_AUTH, days)
 
 
+def hosts_of(identity: Identity) -> list[str]:
+    """Return the host names and IP addresses in the certificate of a broker."""
+    extension = identity.certificates[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return [str(one.value) for one in extension.value]
+
+
 def issue_for_client(authority: Identity, name: str, days: int = CERTIFICATE_DAYS) -> Identity:
     """Return a key and a certificate that proves the name of a client."""
     uri = x509.UniformResourceIdentifier(NAME_URI + quote(name))

@@ -123,7 +123,7 @@ class TlsHandshake:
     ) -> None:
         """`check` is called with the chain of the peer's certificate, and raises TlsError if it is not accepted.
 
-        That of a server is called if the client has a certificate, and returns what it proves.
+        That of a server is called if the client has a certificate, and returns its names.
         """
         self._check = check
         self._role = role
@@ -393,7 +393,7 @@ class BrokerSealer:
         return TlsHandshake(self._context, "server", self._check_client if self._asks_client else None)
 
     def _check_client(self, chain: list[x509.Certificate]) -> PeerCertificate:
-        """Return what the certificate of a client proves: the key, and the names if an authority has issued it."""
+        """Return the key that a client has proven, and the names in its certificate if an authority has issued it."""
         names: tuple[str, ...] = ()
         if self._authorities:
             try:

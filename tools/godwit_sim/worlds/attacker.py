@@ -1,4 +1,4 @@
-"""The transport world with sealed connections, and an adversary on the path that does what it can without the keys.
+"""The transport world with sealed connections, and an adversary on the path that has no keys.
 
 In addition to the checks of the transport world: no record is readable on the path, a connection that both sides have
 opened ends only if an application closed it, a process died, or nothing passed for its idle timeout, and no server
@@ -89,7 +89,7 @@ class AttackedWorld(TransportWorld):
 
     @property
     def adversary(self) -> Adversary:
-        """The adversary, who has an address of its own."""
+        """The adversary, with an address of its own."""
         if self._adversary is None:
             host = self.network.add_host(Host("adversary", ("203.0.113.66", 6666)))
             rng = Random(f"{self.plan.seed} adversary")

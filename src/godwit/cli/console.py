@@ -22,6 +22,8 @@ CONSOLE_LISTEN: Final = "127.0.0.1:8080"
 CONSOLE_PORT: Final = 8080
 CONSOLE_INTERVAL_S: Final = 2.0
 """How often a broker with a console publishes its figures, at least."""
+END_WITH_INPUT: Final = "GODWIT_CONSOLE_ENDS_WITH_INPUT"
+"""Variable of a console that ends when its standard input is closed, so that it does not outlive its broker."""
 ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _running: set[asyncio.Task[None]] = set()
 
@@ -56,7 +58,6 @@ def console(
             show_default="localhost, the name of this machine, and IP addresses",
         ),
     ] = None,
-    end_with_input: Annotated[bool, typer.Option("--end-with-input", hidden=True)] = False,
 ) -> None:
     """Serve the web console of a broker until Ctrl-C or SIGTERM.
 
@@ -81,7 +82,7 @@ def console(
         )
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
-    loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input))
+    loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input=END_WITH_INPUT in os.environ))
 
 
 def run_console(service: Service, *, listen: str, notices: Notices) -> None:
@@ -90,7 +91,7 @@ def run_console(service: Service, *, listen: str, notices: Notices) -> None:
     host = ANY_HOST.get(str(named), str(named))
     scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen, "--end-with-input"]
+    command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen]
     task = asyncio.get_running_loop().create_task(_watch(command, notices))
     _running.add(task)
     task.add_done_callback(_running.discard)
@@ -98,7 +99,10 @@ def run_console(service: Service, *, listen: str, notices: Notices) -> None:
 
 async def _watch(command: list[str], notices: Notices) -> None:
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, END_WITH_INPUT: "1"},
     )
     assert process.stdout is not None
     try:
@@ -113,7 +117,7 @@ async def _watch(command: list[str], notices: Notices) -> None:
 
 
 async def _serve(
-    broker: str, host: str, port: int, lake: str | None, host_names: list[str], end_with_input: bool
+    broker: str, host: str, port: int, lake: str | None, host_names: list[str], *, end_with_input: bool
 ) -> None:
     import signal
 

@@ -169,7 +169,7 @@ class Demo:
             settings: Its options.
             show: Called with snapshots.
             write_report: Called with a snapshot, the path of the report, and the folder of the lake or None.
-            announce: Called with a line about the web console; without it there is none.
+            announce: Called with a line about the web console. None: the demo has no console.
         """
         self._announce = announce
         self._settings = settings
@@ -236,7 +236,7 @@ class Demo:
         return child
 
     async def _start_console(self, children: list[Child], broker: str) -> str:
-        """Start the web console, and return a line with its address, or why there is none."""
+        """Start the web console, and return a line with its address, or with the reason why it is missing."""
         if missing := missing_packages():
             return f"without the web console: {missing}"
         console = self._start(children, "console", demo_processes.console_main, broker)

@@ -117,7 +117,6 @@ CLIENT_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
             "cursors",
             "kick",
             "ping",
-            "console",
             "top",
             "capture",
             "sensors",

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
-class BadRequestError(Exception):
+class PageRequestError(Exception):
     """A request that makes no sense, with a text for people."""
 
 
@@ -127,13 +127,13 @@ class BrowserConnection:
             request = msgspec.json.decode(text.encode("utf-8", "replace"), type=WindowRequest)
             number = request.id
             if request.action not in answers:
-                raise BadRequestError("The console does not know this request: load the page again.")
+                raise PageRequestError("The console does not know this request: load the page again.")
             kind, answer = answers[request.action]
             arguments = msgspec.json.decode(request.arguments, type=kind)
             reply = {"id": number, "is": await answer(self, arguments)}
         except msgspec.DecodeError as error:
             reply = {"id": number, "error": f"The request is invalid: {error}"}
-        except (BadRequestError, GodwitError) as error:
+        except (PageRequestError, GodwitError) as error:
             reply = {"id": number, "error": str(error)}
         except Exception:
             _logger.exception("a request of the console failed")

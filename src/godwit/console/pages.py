@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from godwit.console.connection import BadRequestError, BrowserConnection
+from godwit.console.connection import BrowserConnection, PageRequestError
 from godwit.console.link import REQUEST_TIMEOUT_S
 from godwit.console.pipeline import PipelineQuery, RequeueQuery, pipeline, requeue
 from godwit.console.tail import BUSY_RATE, MAX_WATCHED, Tail, ValueWatch, first_message, payload_detail, payload_form
@@ -101,7 +101,7 @@ async def tail(browser: BrowserConnection, query: TailQuery) -> Any:
     await browser.stop("tail")
     filters = [text for text in query.filters if text]
     if not filters:
-        raise BadRequestError("Give a topic filter, for example home/#.")
+        raise PageRequestError("Give a topic filter, for example home/#.")
     browser.parts["tail"] = Tail(browser.link, filters[:16], query.since_us, browser.send, query.tail)
     return {}
 
@@ -120,7 +120,7 @@ async def payload(browser: BrowserConnection, query: PayloadQuery) -> Any:
     part = browser.parts.get("tail")
     found = part.payload(query.message) if isinstance(part, Tail) else None
     if found is None:
-        raise BadRequestError("This message is no longer in memory: only the last 500 are.")
+        raise PageRequestError("This message is no longer in memory: only the last 500 are.")
     return await asyncio.get_running_loop().run_in_executor(None, payload_detail, found, query.form)
 
 
@@ -141,19 +141,19 @@ async def publish(browser: BrowserConnection, query: PublishQuery) -> Any:
 
 
 def form_bytes(text: str, form: str) -> bytes:
-    """Return the bytes that a person typed as text, JSON or hexadecimal digits. Raises BadRequestError."""
+    """Return the bytes that a person typed as text, JSON or hexadecimal digits. Raises PageRequestError."""
     if form == "hex":
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise BadRequestError(
+            raise PageRequestError(
                 "This is not hexadecimal: give two digits for each byte, for example 48 69."
             ) from None
     if form == "json":
         try:
             msgspec.json.decode(text.encode())
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise BadRequestError(f"This is not JSON: {error}.") from None
+            raise PageRequestError(f"This is not JSON: {error}.") from None
     return text.encode("utf-8", "replace")
 
 
@@ -210,7 +210,7 @@ async def client(browser: BrowserConnection, query: ClientQuery) -> Any:
     found = await browser.cached("clients", lambda: browser.link.client.clients(timeout_s=REQUEST_TIMEOUT_S))
     one = next((one for one in found if one.name == query.name), None)
     if one is None:
-        raise BadRequestError("This client does not exist any more.")
+        raise PageRequestError("This client does not exist any more.")
     cursors = await browser.link.client.cursors(query.name, timeout_s=REQUEST_TIMEOUT_S)
     return {"client": msgspec.to_builtins(one), "cursors": msgspec.to_builtins(cursors[:MAX_PAGE])}
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from godwit.console.connection import BadRequestError, BrowserConnection
+from godwit.console.connection import BrowserConnection, PageRequestError
 from godwit.console.tail import payload_form
 
 MAX_BATCHES: Final = 12
@@ -56,7 +56,7 @@ async def pipeline(browser: BrowserConnection, query: PipelineQuery) -> Any:
         return await browser.cached(
             f"quarantine {query.reason}", lambda: asyncio.to_thread(_quarantine, lake, query.reason)
         )
-    raise BadRequestError("The console does not know this part of the page.")
+    raise PageRequestError("The console does not know this part of the page.")
 
 
 async def requeue(browser: BrowserConnection, _: RequeueQuery) -> Any:
@@ -64,7 +64,7 @@ async def requeue(browser: BrowserConnection, _: RequeueQuery) -> Any:
     global _requeue, _output  # noqa: PLW0603 - one console has one lake, which one process at a time may change
     lake = _lake_of(browser)
     if _requeue is not None and _requeue.returncode is None:
-        raise BadRequestError("The quarantine is being decoded already.")
+        raise PageRequestError("The quarantine is being decoded already.")
     _output = ""
     _requeue = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "godwit", "pipeline", "requeue", "--lake", lake),
@@ -94,9 +94,9 @@ def requeue_state() -> dict[str, Any]:
 
 def _lake_of(browser: BrowserConnection) -> str:
     if browser.lake is None:
-        raise BadRequestError("This console knows no tables: start it with --lake DIR.")
+        raise PageRequestError("This console knows no tables: start it with --lake DIR.")
     if not browser.link.is_operator:
-        raise BadRequestError("This page needs the right to kick.")
+        raise PageRequestError("This page needs the right to kick.")
     return browser.lake
 
 
@@ -108,14 +108,14 @@ def _status(address: str, broker: str) -> dict[str, Any]:
 
     lake = Lake(address)
     if not lake.exists():
-        raise BadRequestError(f"There are no tables at {address} yet: start godwit pipeline run --lake {address}.")
+        raise PageRequestError(f"There are no tables at {address} yet: start godwit pipeline run --lake {address}.")
     host, _, port = broker.rpartition("//")[2].rpartition(":")
     archive = f"{host}:{int(port) + 1}" if host and port.isdigit() else f"{broker}:50001"
     try:
         found = asdict(status_of(lake, {"archive": archive}))
         snapshot = lake.table(bronze.SPEC).snapshot()
     except PipelineError as error:
-        raise BadRequestError(str(error)) from None
+        raise PageRequestError(str(error)) from None
     batches = []
     for one in [] if snapshot is None else snapshot.history(MAX_BATCHES):
         metrics = one.get("operationMetrics") or {}

@@ -229,7 +229,7 @@ class ConsoleServer:
             return "done"
         if link.refusal:
             return "required"
-        if link.is_operator is None:
+        if link.is_operator is None or link.is_over:
             return "waiting"
         return "none" if link.is_operator else "offered"
 

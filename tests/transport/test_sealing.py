@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -22,7 +23,7 @@ from godwit.limits import (
 )
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Connected, ConnectionState, Train
-from godwit.transport.protection import is_sealed
+from godwit.transport.protection import PacketProtection, is_sealed
 from godwit.transport.sealing import CRYPTO_ROOM_BYTES, CryptoStream
 from godwit.wire import packet as wire
 from godwit.wire.control_base import Code
@@ -444,3 +445,17 @@ def test_a_plain_world_has_no_seal_in_its_parameters() -> None:
         for frame in flying.frames():
             if isinstance(frame, wire.ConnectFrame | wire.AcceptFrame):
                 assert b"seal" not in frame.parameters
+
+
+def test_nothing_remains_of_a_sealed_connection() -> None:
+    """In the compiled form, too: see SUBCLASSED in hatch_build.py."""
+
+    def protections() -> int:
+        gc.collect()
+        return sum(type(one) is PacketProtection for one in gc.get_objects())
+
+    SealedWorld().connect()
+    before = protections()
+    for _ in range(5):
+        SealedWorld().connect()
+    assert protections() == before

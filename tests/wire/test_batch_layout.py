@@ -12,6 +12,7 @@ OWNERS = {
     ROOT / "src/godwit/wire/batch.py",
     ROOT / "src/godwit/store/block.py",
     ROOT / "src/godwit/wire/relay.py",  # its structs are the record of a bridge, in which batches are opaque
+    ROOT / "tools/godwit_sim/worlds/cluster.py",  # its struct is the head of a record of a cluster
     ROOT / "tools/godwit_bench/small_senders.py",  # its structs are a frame of the transport and a field of MQTT
 }
 LAYOUT = {"LONE", "HAS_DELTAS", "HAS_SEQUENCE"}

@@ -30,7 +30,7 @@ def security() -> None:
     """Make certificates, show fingerprints, and check what an attacker could do."""
 
 
-@app.command("init", epilog="Example: godwit security init certificates --host broker.example --client press-7")
+@app.command("init", epilog="Example: godwit security init certificates --host broker.example")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for the files. It is created if needed.")],
     hosts: Annotated[

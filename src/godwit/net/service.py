@@ -25,7 +25,6 @@ import msgspec
 
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
-from godwit.install import pip_command
 from godwit.metrics.server import MetricsServer, open_endpoint
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
@@ -40,6 +39,16 @@ from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.service_manager import ServiceManager
+from godwit.net.service_warnings import (
+    KEY_NOT_STORED,
+    PLAIN_ALLOWED,
+    archive_not_installed,
+    archive_open_to_all,
+    archive_without_tls,
+    mqtt_without_tls,
+    names_in_metrics,
+    open_to_all,
+)
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
@@ -743,40 +752,6 @@ def archive_address(listen: str, address: Address) -> str:
     return f"[{host}]:{after}" if ":" in host else f"{host}:{after}"
 
 
-def open_to_all(url: str) -> str:
-    """Return the warning of a broker that any machine can reach and any client may use."""
-    return (
-        f"{url} can be reached from other machines and every client may do everything: "
-        "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
-    )
-
-
-def mqtt_without_tls(url: str) -> str:
-    """Return the warning of an MQTT listener to which passwords travel unencrypted."""
-    return (
-        f"{url} can be reached from other machines and has no TLS, so that passwords of MQTT clients are sent without "
-        "encryption: use tls:// with certificate and key under [mqtt], or listen on 127.0.0.1 only"
-    )
-
-
-def names_in_metrics(url: str) -> str:
-    """Return the warning of a metrics endpoint that shows names to other machines."""
-    return (
-        f"{url} can be reached from other machines and shows names of clients or topics: "
-        "let it listen on 127.0.0.1 only, or leave out clients and topics under [metrics] in the configuration"
-    )
-
-
-KEY_NOT_STORED: Final = (
-    "this broker has no data folder and cannot write to the user's own, so its key is new after each start and clients "
-    "will refuse it: give a data folder, or certificate and key under [security]"
-)
-PLAIN_ALLOWED: Final = (
-    'clients of other machines may connect without sealing, because plain is "allow" under [security]: every machine '
-    "on the way reads and changes their messages; leave the key out unless the network is trusted"
-)
-
-
 def is_local(listen: str) -> bool:
     """Return whether only this machine can reach the address. For names other than localhost it returns False."""
     host, _ = parse_broker(listen)
@@ -784,25 +759,3 @@ def is_local(listen: str) -> bool:
         return host == "localhost" or is_loopback((host, 0))
     except ValueError:
         return False
-
-
-def archive_not_installed(missing: Sequence[str]) -> str:
-    """Return the line of a broker without the packages of the archive."""
-    return f"the archive is off because it needs {' and '.join(missing)}: run {pip_command('archive')}"
-
-
-def archive_without_tls(listen: str) -> str:
-    """Return the warning of an archive whose tokens travel unencrypted."""
-    return (
-        f"the archive on {listen} can be reached from other machines and has no certificate, so that tokens are sent "
-        "without encryption: give certificate and key under [archive] in the configuration, or let it listen on "
-        "127.0.0.1 only and reach it through a tunnel"
-    )
-
-
-def archive_open_to_all(listen: str) -> str:
-    """Return the warning of an archive that any machine can reach, without tokens."""
-    return (
-        f"the archive on {listen} can be reached from other machines and every client may read and write there: "
-        "give a token_file under [archive] in the configuration, or let it listen on 127.0.0.1 only"
-    )

@@ -28,7 +28,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert WORLDS["sealed"] is run_sealed
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [world for world in WORLDS if world != "cluster"])  # its brokers send no packets
 def test_all_worlds_run_sealed(world: str) -> None:
     plain, sealed = run_seed(world, 1), run_seed(world, 1, sealed=True)
     assert sealed.violation is None

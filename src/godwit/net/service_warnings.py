@@ -1,0 +1,63 @@
+"""Texts of event lines that warn of what a broker's configuration allows, each with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from godwit.install import pip_command
+
+KEY_NOT_STORED: Final = (
+    "this broker has no data folder and cannot write to the user's own, so its key is new after each start and clients "
+    "will refuse it: give a data folder, or certificate and key under [security]"
+)
+PLAIN_ALLOWED: Final = (
+    'clients of other machines may connect without sealing, because plain is "allow" under [security]: every machine '
+    "on the way reads and changes their messages; leave the key out unless the network is trusted"
+)
+
+
+def open_to_all(url: str) -> str:
+    """Return the warning of a broker that any machine can reach and any client may use."""
+    return (
+        f"{url} can be reached from other machines and every client may do everything: "
+        "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
+    )
+
+
+def mqtt_without_tls(url: str) -> str:
+    """Return the warning of an MQTT listener to which passwords travel unencrypted."""
+    return (
+        f"{url} can be reached from other machines and has no TLS, so that passwords of MQTT clients are sent without "
+        "encryption: use tls:// with certificate and key under [mqtt], or listen on 127.0.0.1 only"
+    )
+
+
+def names_in_metrics(url: str) -> str:
+    """Return the warning of a metrics endpoint that shows names to other machines."""
+    return (
+        f"{url} can be reached from other machines and shows names of clients or topics: "
+        "let it listen on 127.0.0.1 only, or leave out clients and topics under [metrics] in the configuration"
+    )
+
+
+def archive_not_installed(missing: Sequence[str]) -> str:
+    """Return the line of a broker without the packages of the archive."""
+    return f"the archive is off because it needs {' and '.join(missing)}: run {pip_command('archive')}"
+
+
+def archive_without_tls(listen: str) -> str:
+    """Return the warning of an archive whose tokens travel unencrypted."""
+    return (
+        f"the archive on {listen} can be reached from other machines and has no certificate, so that tokens are sent "
+        "without encryption: give certificate and key under [archive] in the configuration, or let it listen on "
+        "127.0.0.1 only and reach it through a tunnel"
+    )
+
+
+def archive_open_to_all(listen: str) -> str:
+    """Return the warning of an archive that any machine can reach, without tokens."""
+    return (
+        f"the archive on {listen} can be reached from other machines and every client may read and write there: "
+        "give a token_file under [archive] in the configuration, or let it listen on 127.0.0.1 only"
+    )

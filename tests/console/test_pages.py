@@ -18,6 +18,7 @@ from tests.console.browser import (
     run,
     until,
 )
+from tests.pipeline.lakes import lake_of_0_5_0
 
 import godwit
 from godwit.broker.access import Access, Rule
@@ -403,3 +404,28 @@ async def restart(world: World, page: Page) -> None:
         await expect(page.get_by_role("grid", name="Topics")).to_contain_text("after")
     finally:
         await world.service.stop()
+
+
+def test_the_tables_and_the_quarantine_of_a_lake(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        lake = lake_of_0_5_0(tmp_path)
+        async with console_world(tmp_path / "data", lake=lake.address) as world:
+            page = await world.open("/#/pipeline")
+            tables = page.get_by_role("region", name="Tables").get_by_role("row")
+            await expect(tables.filter(has_text="bronze/messages")).to_contain_text("120")
+            await expect(tables.filter(has_text="silver/readings")).to_contain_text("118")
+            await expect(page.get_by_text("The lag is unknown")).to_be_visible()  # this broker has no archive
+            await expect(page.get_by_role("img", name="home/one")).to_be_visible()
+            quarantine = page.get_by_role("region", name="Quarantine")
+            reasons = quarantine.get_by_role("table", name="Quarantine by reason").get_by_role("button")
+            await expect(reasons).not_to_have_count(0)
+            messages = quarantine.get_by_role("table", name="Messages in quarantine").get_by_role("row")
+            await expect(messages).to_have_count(3)
+            await quarantine.get_by_role("button", name="Requeue").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Keep").click()
+            await expect(quarantine.get_by_role("status")).to_have_text("")
+        async with console_world(tmp_path / "data") as world:
+            page = await world.open("/#/pipeline")
+            await expect(page.get_by_text("start it with --lake").first).to_be_visible()
+
+    run(scenario)

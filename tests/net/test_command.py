@@ -155,7 +155,7 @@ def test_one_that_does_not_heed_is_killed_with_all_that_it_started(
         assert all(map(is_alive, processes))
         began = time.monotonic()
         await cancelled(running)
-        assert time.monotonic() - began >= 0.1
+        assert time.monotonic() - began > 0.09  # timers of uvloop are rounded to milliseconds
         assert running.cancelled()
         await until(lambda: not any(map(is_alive, processes)))
 

@@ -176,7 +176,7 @@ def test_a_delayed_datagram_is_overtaken_and_still_arrives() -> None:
                 started = time.monotonic()
                 client.send(relay.address, b"1234", 1)
                 assert await server.receive(4) == [b"2", b"4", b"1", b"3"]
-                assert time.monotonic() - started >= 0.03
+                assert time.monotonic() - started > 0.025  # timers of uvloop are rounded to milliseconds
 
     run(test)
 

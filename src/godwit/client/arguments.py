@@ -13,6 +13,18 @@ from godwit.wire.control import RetainHandling
 _RETAIN_HANDLINGS: Final[tuple[RetainHandling, ...]] = get_args(RetainHandling)
 
 
+def check_text(what: str, value: str) -> None:
+    """Raise UsageError if an argument is not a text."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
+
+
+def check_flag(what: str, value: object) -> None:
+    """Raise UsageError if an argument is not True or False: a text such as "no" would count as true."""
+    if type(value) is not bool:
+        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give True or False")
+
+
 def check_argument_name(what: str, name: object) -> str:
     """Return the name of an identity, a cursor or a group. Raise UsageError if it is invalid."""
     if not isinstance(name, str):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import msgspec
 
 from godwit.broker.topics import check_topic
+from godwit.client.arguments import check_flag, check_text
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.properties import MessageOptions, extension_for, make_properties
 from godwit.errors import DecodeError, UsageError
@@ -21,18 +22,6 @@ from godwit.wire.extension import check_properties
 
 if TYPE_CHECKING:
     from godwit.net.runtime import OnState
-
-
-def check_text(what: str, value: str) -> None:
-    """Raise UsageError if an argument is not a text."""
-    if not isinstance(value, str):
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")
-
-
-def check_flag(what: str, value: object) -> None:
-    """Raise UsageError if an argument is not True or False: a text such as "no" would count as true."""
-    if type(value) is not bool:
-        raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give True or False")
 
 
 def check_path(what: str, value: str | os.PathLike[str]) -> str | os.PathLike[str]:

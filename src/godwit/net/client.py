@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
 from godwit.broker.topics import check_filter, check_kind, check_topic
+from godwit.client.arguments import check_text
 from godwit.client.batches import Payload
 from godwit.client.config import ClientConfig
 from godwit.client.message import Message
@@ -27,7 +28,6 @@ from godwit.errors import UsageError
 from godwit.net.arguments import (
     check_callback,
     check_path,
-    check_text,
 )
 from godwit.net.connecting import Connecting as Connecting  # noqa: PLC0414 - exported, as connect is
 from godwit.net.connecting import connect as connect  # noqa: PLC0414

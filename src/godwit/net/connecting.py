@@ -6,12 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from godwit.client.arguments import check_flag
 from godwit.client.batches import to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
 from godwit.errors import BrokerUnreachableError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers, parse_brokers
-from godwit.net.arguments import check_flag, check_options, checked_will
+from godwit.net.arguments import check_options, checked_will
 from godwit.net.loop import TimeLimit
 from godwit.net.runtime import BrokerResolver, OnState
 from godwit.net.security import Security, securities_of

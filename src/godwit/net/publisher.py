@@ -16,6 +16,7 @@ from copy import copy
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from godwit.client.arguments import check_flag
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import BufferAvailable, Confirmed, Expired, Refused
 from godwit.client.properties import JsonBody, extension_for
@@ -31,7 +32,6 @@ from godwit.errors import (
     broker_error,
 )
 from godwit.limits import KIB, MIB
-from godwit.net.arguments import check_flag
 from godwit.net.loop import LoopThread, TimeLimit, check_timeout
 from godwit.wire.extension import NO_PROPERTIES, Properties
 
@@ -290,7 +290,8 @@ class ClientPublishers:
             raise copy(self._ended)
         check_flag("retain", retain)
         body = to_bytes(payload)
-        extension = extension_for(payload, properties)
+        is_plain = body is payload and properties is NO_PROPERTIES
+        extension = b"" if is_plain else extension_for(payload, properties)
         expires_at = None
         if properties.lifetime_us is not None:
             expires_at = time.monotonic() + properties.lifetime_us / 1e6

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
+from godwit.client.arguments import check_flag, check_text
 from godwit.errors import AddressError, ConfigurationError, GodwitError, UsageError
 from godwit.net.address import Brokers, parse_broker, split_brokers
-from godwit.net.arguments import check_flag, check_path, check_text
+from godwit.net.arguments import check_path
 from godwit.transport.events import Address, Role
 from godwit.transport.protection import Suite
 from godwit.transport.sealing import TlsError, TlsSession

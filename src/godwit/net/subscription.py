@@ -13,11 +13,11 @@ from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from godwit.client.arguments import check_flag
 from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
-from godwit.net.arguments import check_flag
 from godwit.net.loop import LoopThread, check_timeout, within
 from godwit.wire.control import RetainHandling
 

@@ -183,7 +183,8 @@ class SqliteStore:
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
             if rows and not self._has_begun:
                 insert_epoch(connection, EpochRow(first_offset, self._epoch_id, rows[0].received_us))
-            apply_changes(connection, changes)
+            if changes:
+                apply_changes(connection, changes)
         if rows:
             if not self._has_begun:
                 self._has_begun = True

@@ -69,7 +69,11 @@ def test_help_has_an_example(command: str) -> None:
     assert f"godwit sim {command}" in result.stdout
 
 
-def test_real_seeds_side_by_side() -> None:
+def test_real_seeds_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        pytest.fail("a fork of a process with threads can hang")
+
+    monkeypatch.setattr(os, "fork", fork)
     result = runner.invoke(cli.app, ["run", "--world", "transport", "--seeds", "4", "--processes", "2"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == "4 seeds, 0 violations"

@@ -109,7 +109,9 @@ def _default_interrupt() -> None:
 
 def _in_parallel(work: Sequence[tuple[str, int]], processes: int, sealed: bool) -> Iterator[Outcome]:
     """Yield all outcomes as they complete, from a pool of processes that always ends with this function."""
-    pool = ProcessPoolExecutor(min(processes, len(work)), initializer=_default_interrupt)
+    # Not forked: a copy of a process with threads can wait for ever for a lock that one of them held.
+    spawned = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(processes, len(work)), spawned, initializer=_default_interrupt)
     left = iter(work)
     running: set[Future[Outcome]] = set()
     try:

@@ -20,11 +20,13 @@ from godwit.pipeline.decoders.json_checks import (
     check_scale_of,
     check_system,
     check_units,
+    is_error_code,
     is_flag,
     is_imperial,
     teaching,
 )
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, Decoded, Reading, RejectedError
+from godwit.pipeline.decoders.shapes import Layout, Shape, ShapeField, Slot
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
@@ -206,6 +208,97 @@ class JsonFields:
             raise _no_readings(item if isinstance(item, dict) else {"[]": item}, topic, walk.rest)
         readings = _unique_names(walk.readings)
         return Decoded(readings, walk.time_us, walk.device, extra_of(walk.rest))
+
+    def shape(self, decoder: str, topic: str, item: Mapping[str, Any]) -> Shape | None:
+        """Return how objects are read that differ from this one in their numbers only, as `read_flat` does.
+
+        A Slot is in place of each number. None means that this depends on the numbers in more than a few ways.
+        Raise RejectedError if all such objects are rejected.
+        """
+        plan = self._plan(topic, tuple(item))
+        unit = item[plan.unit_key] if plan.unit_key is not None else None
+        if plan.twins or type(unit) is Slot:
+            return None
+        is_stated = unit is not None or bool(plan.quantity_keys)
+        planned = self._with_quantity(item, plan) if plan.quantity_keys else plan.fields
+        units = (_stated_units(unit, planned) if unit is not None else None) or {}
+        fields: list[ShapeField] = []
+        rest: dict[str, Any] = {}
+        for field in planned:
+            value = item[field.key]
+            if type(value) is Slot:
+                found = self._shaped(item, field, value.index, units.get(field.key), is_stated)
+                if found is None:
+                    return None
+                fields.append(found)
+            elif type(value) is str:
+                return None
+            elif value is not None:
+                rest[field.key] = value
+        time = self._shape_time(item, plan, rest)
+        readings = [Reading(one.quantity, one.low, one.unit, one.name, None, one.unit_source) for one in fields]
+        flags = [key for key in plan.flags if type(item[key]) is not Slot]
+        check_flags(item, tuple(flags), readings)
+        zeros = [item[key].index for key in plan.flags if key not in flags and is_error_code(key)]
+        is_default = any(one.unit_source == DEFAULT and one.unit == "°C" for one in readings)
+        if not fields or (plan.has_imperial and is_default):
+            return None
+        for key in plan.others:
+            value = rest[key] = item[key]
+            if type(value) is str and value.lower() in OTHER_SCALES:
+                check_scale_of(key, value, readings)
+        device = item[plan.device] if plan.device is not None else None
+        extra, extra_slots = _shape_extra(rest)
+        layout = Layout(
+            decoder,
+            sum(type(one) is Slot for one in item.values()),
+            tuple(fields),
+            tuple(zeros),
+            time.index if isinstance(time, Slot) else None,
+            device.index if isinstance(device, Slot) else None,
+            extra_slots,
+        )
+        time_us = None if isinstance(time, Slot) else time
+        return Shape(layout, time_us, None if isinstance(device, Slot) else _device_text(device), extra)
+
+    def _shaped(
+        self, item: Mapping[str, Any], field: _Planned, slot: int, unit: str | None, is_stated: bool
+    ) -> ShapeField | None:
+        """Return how the numbers of a field are read: as `_read` does, or `_read_slowly` if `is_stated`."""
+        if not is_stated and field.low <= field.high:
+            errors = field.errors | frozenset(_POWER_ON_VALUES) if field.quantity == "temperature" else field.errors
+            return ShapeField(
+                slot, field.quantity, field.result, field.name, field.source, field.low, field.high, errors,
+                field.factor, field.offset,
+            )  # fmt: skip
+        written, source = None, PAYLOAD
+        if field.unit_key is not None:
+            text = item[field.unit_key]
+            written = text.strip() if isinstance(text, str) else None
+        written = _same(written, unit, field.key)
+        if field.source == PAYLOAD:
+            written = _same(written, field.unit, field.key)
+        elif written is None:
+            written, source = field.unit, field.source
+        return _shape_field(field, slot, written, source)
+
+    def _shape_time(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | Slot | None:
+        """Return the time that an object states, or its slot; as `_time_of` for a number that is a time."""
+        slot = next((item[key] for key in plan.times if type(item[key]) is Slot), None)
+        if plan.letter_t is not None and type(item[plan.letter_t]) is Slot:
+            return item[plan.letter_t]  # type: ignore[no-any-return]
+        if slot is None:
+            return self._time_of(item, plan, rest)
+        found: int | Slot | None = None
+        for key in plan.times:
+            value = item[key]
+            if found is None and value is slot:
+                found = slot
+            elif found is None and (time_us := self._time_of({key: value}, plan._replace(times=(key,)), {})):
+                found = time_us
+            elif value is not None:
+                rest[key] = value
+        return found
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
@@ -463,6 +556,57 @@ def _quick(plan: _Planned, known: Quantity) -> _Planned:
     return plan._replace(
         low=low + margin, high=high - margin, errors=errors, factor=factor, offset=offset, result=known.unit
     )
+
+
+def _shape_field(field: _Planned, slot: int, unit: str | None, source: str) -> ShapeField | None:
+    """Return which numbers of a field `measure` converts, and how; None if that is not known for any.
+
+    The bounds are a little narrower than those of `measure`, so that rounding does not matter.
+    """
+    known = QUANTITIES.get(field.quantity)
+    if known is None or (field.quantity == "current" and not unit):
+        return None
+    errors = known.errors | frozenset(_POWER_ON_VALUES) if field.quantity == "temperature" else known.errors
+    low, high = known.bounds
+    if not unit:
+        if known.default is not None:
+            low, high = max(low, known.default[0]), min(high, known.default[1])
+        low, high = max(low, _LEAST.get(field.quantity, low)), min(high, _GREATEST.get(field.quantity, high))
+        unit = "" if known.default is None else known.unit
+        return ShapeField(slot, field.quantity, unit, field.name, DEFAULT, low, high, errors)
+    if not known.kind:
+        return None
+    scale, base = scale_of(unit, known.kind), scale_of(known.unit, known.kind)
+    if scale is None or base is None or scale.kind != known.kind or scale.factor <= 0:
+        return None
+    low, high = [(bound * base.factor - scale.offset) / scale.factor for bound in (low, high)]
+    margin = 1e-9 * max(abs(low), abs(high))
+    return ShapeField(
+        slot, field.quantity, known.unit, field.name, source, low + margin, high - margin, errors,
+        scale.factor, scale.offset, base.factor,
+    )  # fmt: skip
+
+
+_LEAST: Final = {"battery": 15.0, "light": 2.0}
+_GREATEST: Final = {"voltage": float(MOST_WHOLE_VOLTS)}
+"""By quantity: numbers between these have a default unit whatever else they are, see `_read_slowly` and `measure`."""
+
+
+def _shape_extra(rest: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the JSON of `extra_of` as texts, with slots between them."""
+    if not rest:
+        return (), ()
+    texts, slots = ["{"], []
+    for name, value in rest.items():
+        separator = ", " if len(texts) > 1 or texts[0] != "{" else ""
+        if type(value) is Slot:
+            texts[-1] += separator + (extra_of({name: 0}) or "")[1:-2]
+            slots.append(value.index)
+            texts.append("")
+        else:
+            texts[-1] += separator + (extra_of({name: value}) or "")[1:-1]
+    texts[-1] += "}"
+    return tuple(texts), tuple(slots)
 
 
 class _Walk:

@@ -34,9 +34,9 @@ ODD_NUMBERS: Final = (
 NAMES: Final = (
     "temperature", "temperature_F", "temp", "indoor_temp", "humidity", "pressure", "pressure_hPa", "battery",
     "battery_mV", "voltage", "current", "power", "light", "illuminance", "co2", "value", "count", "power_factor",
-    "linkquality", "rssi", "time", "ts", "timestamp", "t", "device", "id", "sensor", "name", "type", "unit", "temperature_unit",
-    "error", "status", "valid", "isFahrenheit", "seq", "firmware", "target_temp", "tempf", "tempc", "wind_mph",
-    "übertemperatur",
+    "linkquality", "rssi", "time", "ts", "timestamp", "t", "device", "id", "sensor", "name", "type", "unit",
+    "temperature_unit", "error", "status", "valid", "isFahrenheit", "seq", "firmware", "target_temp", "tempf", "tempc",
+    "wind_mph", "übertemperatur",
 )  # fmt: skip
 TEXTS: Final = (
     "a", "d17", "°F", "°C", "F", "mV", "%", "humidity", "temperature", "ok", "error", "max", "metric", "imperial",

@@ -31,6 +31,13 @@ ODD_NUMBERS: Final = (
     "1794744000", "1794744000.25", "1794744000123", "1794744000123456", "1794744000123456789", "946684799",
     "4102444801",
 )  # fmt: skip
+ODD_TIMES: Final = (
+    "1999-12-31T23:59:59Z", "2000-01-01T00:00:00+01:00", "2026-02-29T00:00:00Z", "2028-02-29T00:00:00Z", "now",
+    "2026-04-31T00:00:00Z", "2026-13-01T00:00:00Z", "2026-11-15T24:00:00Z", "2026-11-15T12:00:60Z",
+    "2026-11-15T12:00:00.1234567Z", "2026-11-15T12:00:00,5Z", "2026-11-15 12:00:00Z", "2026-11-15 12:00:00 UTC",
+    "2026-11-15T12:00:00+0100", "2026-11-15T12:00:00-01", "2026-11-15T12:00Z", "2099-12-31T23:59:59Z",
+    "2026-11-15T12:00:00+99:00", "2026-11-15T12:00:00é", "2026-11-15T11:59:59.999999Z",
+)  # fmt: skip
 NAMES: Final = (
     "temperature", "temperature_F", "temp", "indoor_temp", "humidity", "pressure", "pressure_hPa", "battery",
     "battery_mV", "voltage", "current", "power", "light", "illuminance", "co2", "value", "count", "power_factor",
@@ -91,6 +98,14 @@ def number_text(rng: random.Random) -> str:
     return f"{rng.uniform(15, 49):.{rng.randint(1, 3)}f}"
 
 
+def time_text(rng: random.Random) -> str:
+    """Return a time of today in some spelling, or a text that is similar to one."""
+    if rng.random() < 0.03:
+        return rng.choice(ODD_TIMES)
+    text = f"2026-11-{rng.randint(10, 15)}T{rng.randint(0, 11):02}:{rng.randint(0, 59):02}:{rng.randint(0, 59):02}"
+    return text + rng.choice(["Z", "Z", "Z", ".5Z", ".123456Z", "+00:00", "+05:30", "", ".25"])
+
+
 def mutations(rng: random.Random, payload: bytes) -> Iterable[bytes]:
     """Yield a payload with other numbers in its place, near to its own or anything."""
     try:
@@ -144,10 +159,13 @@ def test_random_objects() -> None:
             is_number = {name: rng.random() < (0.3 if name in ("unit", "device", "status") else 0.85) for name in names}
             if "time" in names:
                 is_number["time"] = True
+            times = {name for name in names if rng.random() < (0.4 if "t" in name else 0.05)}
             for _ in range(COPIES):
                 parts = []
                 for name in names:
                     text = json.dumps(texts[name], ensure_ascii=False)
+                    if name in times:
+                        text = json.dumps(time_text(rng))
                     if is_number[name]:
                         text = number_text(rng)
                         if name in ("time", "ts", "timestamp", "t") and rng.random() < 0.95:
@@ -209,6 +227,8 @@ def test_random_bytes() -> None:
         ("home/kitchen", '{"temperature": %s, "unit": "°F", "seq": %s}'),
         ("home/kitchen", '{"value": %s, "type": "humidity", "error": 0, "n": %s.25}'),
         ("home/kitchen", '{"sensor": "attic", "temperature": %s, "battery": %s, "ok": true, "note": null}'),
+        ("home/kitchen", '{"temperature": 2%s, "time": "2026-11-15T11:5%s:00.5Z", "since": "2026-11-15T11:5%s:00"}'),
+        ("home/kitchen", '{"Time": "2026-11-15T11:5%s:00", "temperature": %s, "rssi": -%s}'),
         ("home/kitchen/temperature", "%s"),
         ("home/kitchen/x", "%s.5"),
         ("home/kitchen/pressure", "10%s"),
@@ -217,7 +237,16 @@ def test_random_bytes() -> None:
 def test_usual_messages_are_read_by_their_shapes(topic: str, template: str) -> None:
     rng = random.Random(1)
     slots = template.count("%s")
-    sent = [(topic, (template % tuple(rng.randint(20, 49) for _ in range(slots))).encode()) for _ in range(100)]
+    sent = [
+        (
+            topic,
+            (
+                template
+                % tuple(rng.randint(1, 9) if '"2026' in template else rng.randint(20, 49) for _ in range(slots))
+            ).encode(),
+        )
+        for _ in range(100)
+    ]
     batch = batch_of(sent)
     assert compare(decoder_set(), batch) == len(sent)
     assert split_batch(decoder_set(), batch)[1].num_rows == 0

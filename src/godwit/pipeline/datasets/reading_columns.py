@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.pipeline.decoders.content import EARLIEST_S, LATEST_S
+from godwit.pipeline.decoders.content import EARLIEST_S, EARLIEST_US, LATEST_S
 from godwit.pipeline.decoders.selection import DecoderSet
 from godwit.pipeline.decoders.shapes import MAX_WHOLE, Layout, Numbers, Shape, ShapeField, Skeletons, find_skeletons
 
@@ -203,7 +203,7 @@ def _read_layout(
         is_read &= numbers.values(slot) == 0
     rows = groups.skeletons.rows[at]
     if layout.time is not None:
-        times_us, is_time = _times(numbers.values(layout.time))
+        times_us, is_time = numbers.times(layout.time)
         is_read &= is_time
     else:
         times_us = times.default_us[rows]
@@ -214,7 +214,8 @@ def _read_layout(
     if layout.device is not None:
         is_read &= numbers.is_whole(layout.device) & ~numbers.is_minus_zero(layout.device)
     for slot in layout.extra:
-        is_read &= numbers.is_shortest(slot)
+        if slot >= 0:
+            is_read &= numbers.is_shortest(slot)
     if not is_read.all():
         kept = np.flatnonzero(is_read)
         at, rows, values, times_us = at[kept], rows[kept], values[kept], times_us[kept]
@@ -245,18 +246,28 @@ def _read_layout(
 
 
 class _LayoutNumbers:
-    """The numbers of the messages of one layout, by slot."""
+    """The numbers and times of the messages of one layout, by slot."""
 
     def __init__(self, skeletons: Skeletons, at: Numbers) -> None:
         self._skeletons = skeletons
         self._firsts = skeletons.first_numbers[at]
+        self._first_times = skeletons.first_times[at]
 
     def values(self, slot: int) -> Numbers:
         found: Numbers = self._skeletons.numbers[self._firsts + slot]
         return found
 
     def texts(self, slot: int) -> pa.Array:
+        if slot < 0:
+            return self._skeletons.time_texts.take(pa.array(self._first_times + ~slot))
         return self._skeletons.number_texts.take(pa.array(self._firsts + slot))
+
+    def times(self, slot: int) -> tuple[Numbers, Numbers]:
+        """Return microseconds since 1970, and which are valid."""
+        if slot >= 0:
+            return _times(self.values(slot))
+        times_us: Numbers = self._skeletons.times_us[self._first_times + ~slot]
+        return times_us, times_us >= EARLIEST_US
 
     def is_whole(self, slot: int) -> Numbers:
         found: Numbers = self._skeletons.is_whole[self._firsts + slot]

@@ -253,10 +253,11 @@ class Decoder:
         return None
 
     def shape(self, topic: str, item: Any) -> Shape | None:
-        """Return how all messages are read that differ from this one in their numbers only, if `is_quick`.
+        """Return how all messages are read that differ from this one in their numbers and times only, if `is_quick`.
 
-        `item` is a JSON object or a number, with a Slot in place of each number. None means that each message is to be
-        decoded by itself. The result must be that of `decode_quickly` for each number that the shape accepts.
+        `item` is a JSON object or a number, with a Slot or a TimeSlot in place of each of these. None means that each
+        message is to be decoded by itself. The result must be that of `decode_quickly` for all numbers that the shape
+        accepts.
         """
         return None
 

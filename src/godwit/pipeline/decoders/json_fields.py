@@ -26,7 +26,7 @@ from godwit.pipeline.decoders.json_checks import (
     teaching,
 )
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, Decoded, Reading, RejectedError
-from godwit.pipeline.decoders.shapes import Layout, Shape, ShapeField, Slot
+from godwit.pipeline.decoders.shapes import Layout, Shape, ShapeField, Slot, TimeSlot
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
@@ -210,14 +210,17 @@ class JsonFields:
         return Decoded(readings, walk.time_us, walk.device, extra_of(walk.rest))
 
     def shape(self, decoder: str, topic: str, item: Mapping[str, Any]) -> Shape | None:
-        """Return how objects are read that differ from this one in their numbers only, as `read_flat` does.
+        """Return how objects are read that differ from this one in their numbers and times only, as `read_flat` does.
 
-        A Slot is in place of each number. None means that this depends on the numbers in more than a few ways.
+        A Slot or a TimeSlot is in place of each of these. None means that this depends on them in more than a few ways.
         Raise RejectedError if all such objects are rejected.
         """
         plan = self._plan(topic, tuple(item))
         unit = item[plan.unit_key] if plan.unit_key is not None else None
-        if plan.twins or type(unit) is Slot:
+        texts = [plan.unit_key, plan.device, *plan.quantity_keys, *plan.flags, *[one.unit_key for one in plan.fields]]
+        if plan.twins or type(unit) is Slot or any(type(item[key]) is TimeSlot for key in texts if key is not None):
+            return None
+        if any(type(item[key]) is TimeSlot and (self._zone or "utc" in key.lower()) for key in plan.times):
             return None
         is_stated = unit is not None or bool(plan.quantity_keys)
         planned = self._with_quantity(item, plan) if plan.quantity_keys else plan.fields
@@ -231,7 +234,7 @@ class JsonFields:
                 if found is None:
                     return None
                 fields.append(found)
-            elif type(value) is str:
+            elif type(value) is str or type(value) is TimeSlot:
                 return None
             elif value is not None:
                 rest[field.key] = value
@@ -254,11 +257,11 @@ class JsonFields:
             sum(type(one) is Slot for one in item.values()),
             tuple(fields),
             tuple(zeros),
-            time.index if isinstance(time, Slot) else None,
+            time.index if isinstance(time, Slot) else ~time.index if isinstance(time, TimeSlot) else None,
             device.index if isinstance(device, Slot) else None,
             extra_slots,
         )
-        time_us = None if isinstance(time, Slot) else time
+        time_us = time if isinstance(time, int) else None
         return Shape(layout, time_us, None if isinstance(device, Slot) else _device_text(device), extra)
 
     def _shaped(
@@ -282,23 +285,26 @@ class JsonFields:
             written, source = field.unit, field.source
         return _shape_field(field, slot, written, source)
 
-    def _shape_time(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | Slot | None:
+    def _shape_time(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | Slot | TimeSlot | None:
         """Return the time that an object states, or its slot; as `_time_of` for a number that is a time."""
-        slot = next((item[key] for key in plan.times if type(item[key]) is Slot), None)
-        if plan.letter_t is not None and type(item[plan.letter_t]) is Slot:
-            return item[plan.letter_t]  # type: ignore[no-any-return]
-        if slot is None:
-            return self._time_of(item, plan, rest)
-        found: int | Slot | None = None
+        found: int | Slot | TimeSlot | None = None
         for key in plan.times:
             value = item[key]
-            if found is None and value is slot:
-                found = slot
-            elif found is None and (time_us := self._time_of({key: value}, plan._replace(times=(key,)), {})):
-                found = time_us
+            if found is None and _is_time_slot(value):
+                found = value
+            elif found is None and type(value) is not TimeSlot:
+                found = self._time_of({key: value}, plan._replace(times=(key,)), rest)
             elif value is not None:
                 rest[key] = value
-        return found
+        if plan.letter_t is None:  # else there are no others
+            return found
+        value = item[plan.letter_t]
+        if _is_time_slot(value):
+            return value  # type: ignore[no-any-return]
+        if type(value) is TimeSlot:
+            rest[plan.letter_t] = value
+            return None
+        return self._time_of(item, plan, rest)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
@@ -587,6 +593,10 @@ def _shape_field(field: _Planned, slot: int, unit: str | None, source: str) -> S
     )  # fmt: skip
 
 
+def _is_time_slot(value: Any) -> bool:
+    return type(value) is Slot or (type(value) is TimeSlot and value.has_zone)
+
+
 _LEAST: Final = {"battery": 15.0, "light": 2.0}
 _GREATEST: Final = {"voltage": float(MOST_WHOLE_VOLTS)}
 """By quantity: numbers between these have a default unit whatever else they are, see `_read_slowly` and `measure`."""
@@ -603,6 +613,10 @@ def _shape_extra(rest: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, .
             texts[-1] += separator + (extra_of({name: 0}) or "")[1:-2]
             slots.append(value.index)
             texts.append("")
+        elif type(value) is TimeSlot:
+            texts[-1] += separator + (extra_of({name: ""}) or "")[1:-2]
+            slots.append(~value.index)
+            texts.append('"')
         else:
             texts[-1] += separator + (extra_of({name: value}) or "")[1:-1]
     texts[-1] += "}"

@@ -41,7 +41,7 @@ from godwit.pipeline.decoders.results import (
 )
 from godwit.pipeline.decoders.rtl_433 import Rtl433Decoder
 from godwit.pipeline.decoders.senml import SenmlDecoder
-from godwit.pipeline.decoders.shapes import MARK, Layout, Shape, Slot
+from godwit.pipeline.decoders.shapes import LOCAL_TIME_MARK, MARK, TIME, TIME_MARK, ZONE, Layout, Shape, Slot, TimeSlot
 from godwit.pipeline.decoders.shelly import ShellyGen1Decoder, ShellyGen2Decoder
 from godwit.pipeline.decoders.sparkplug import SparkplugDecoder
 from godwit.pipeline.decoders.tasmota import TasmotaDecoder
@@ -272,12 +272,16 @@ class DecoderSet:
         item = quick_object(payload)
         if item is None or (decoder := self._quick.get((topic, tuple(item)))) is None:
             return None
-        slots = 0
+        slots = times = 0
         for name, value in item.items():
             if type(value) is float or type(value) is int:
                 item[name] = Slot(slots)
                 slots += 1
-        if slots != skeleton.count(MARK):  # a mark is in a text, or only a part of a number
+            elif type(value) is str and TIME.fullmatch(value):
+                item[name] = TimeSlot(times, ZONE.fullmatch(value) is not None)
+                times += 1
+        marks = skeleton.count(TIME_MARK) + skeleton.count(LOCAL_TIME_MARK)
+        if slots != skeleton.count(MARK) or times != marks:  # a mark is in a key, or only a part of a number
             return None
         try:
             return decoder.shape(topic, item)

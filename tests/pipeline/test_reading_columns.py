@@ -76,7 +76,7 @@ def batch_of(messages: Iterable[tuple[str, bytes]], content_type: str | None = N
 
 
 def compare(decoders: DecoderSet, batch: pa.RecordBatch) -> int:
-    """Compare with messages that are decoded by themselves; return the number of those that were read by shapes."""
+    """Compare with messages that are decoded by themselves; return how many were read by their shapes."""
     found = split_batch(decoders, batch)
     is_wanted = np.array([not topic.startswith(NOT_READINGS) for topic in batch.column("topic").to_pylist()])
     expected = readings._split_one_by_one(decoders, batch, is_wanted)
@@ -107,7 +107,7 @@ def time_text(rng: random.Random) -> str:
 
 
 def mutations(rng: random.Random, payload: bytes) -> Iterable[bytes]:
-    """Yield a payload with other numbers in its place, near to its own or anything."""
+    """Yield a payload with other numbers, near to its own or any."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MARK: Final = b"\xff"
-"""Stands for a number in a skeleton."""
+"""Replaces a number in a skeleton."""
 TIME_MARK: Final = b"\xfe"
-"""Stands for the text of a time with a zone."""
+"""Replaces the text of a time with a zone."""
 LOCAL_TIME_MARK: Final = b"\xfd"
-"""Stands for the text of a time without a zone. These bytes are not in any text of UTF-8."""
+"""Replaces the text of a time without a zone. These bytes are not in any text of UTF-8."""
 MAX_BYTES: Final = 1024
 """Longer payloads are decoded by themselves."""
 MAX_DIGITS: Final = 20

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import godwit.spark
 from godwit.pipeline.session import spark_session
 
 ANSWER = "answer: "
@@ -37,6 +38,7 @@ def main() -> None:
     role, master, log, arguments = sys.argv[1:5]
     settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", **TWICE}
     with spark_session(master, Path(log), settings) as spark:
+        godwit.spark.register(spark)
         answer = ROLES[role](spark, **json.loads(arguments))
         print(ANSWER + json.dumps(answer), flush=True)
 

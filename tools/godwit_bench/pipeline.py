@@ -31,7 +31,7 @@ from godwit.pipeline.detection import Detection
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.runner import RunConfig, TablesWriter
-from godwit.pipeline.session import spark_session
+from godwit.pipeline.session import JAVA_OPTIONS, spark_session
 from godwit.pipeline.supervisor import BatchProgress
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
@@ -173,7 +173,8 @@ def _run_once(pipe: Pipe, lake: str, archive: str, messages: int) -> None:
 
 def _run_plain(pipe: Pipe, lines: str, target: str, messages: int) -> None:
     pipe.send(os.getpid())
-    with spark_session(MASTER, Path(target) / "spark.log") as spark:
+    # All of its work is done by Java, as Java is by default.
+    with spark_session(MASTER, Path(target) / "spark.log", {JAVA_OPTIONS: ""}) as spark:
         found = pipeline_plain.run(spark, lines, target)
     if found != messages:
         raise GodwitError(f"{messages} messages are in the files, and {found} in bronze")

@@ -33,6 +33,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+import godwit.spark
 from godwit.errors import GodwitError
 from godwit.net.client import connect
 from godwit.net.loop import run as run_loop
@@ -41,7 +42,7 @@ from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import explained
 from godwit.pipeline.lake import Lake, LakeTable
 from godwit.pipeline.runner import RunConfig
-from godwit.pipeline.session import spark_session
+from godwit.pipeline.session import JAVA_OPTIONS, spark_session
 from godwit.pipeline.supervisor import BatchProgress
 from godwit_bench import spark_bare
 from godwit_bench.archive import MESSAGE_BYTES, fill_with_lone_messages
@@ -111,7 +112,8 @@ TASKS: Final[dict[str, Callable[[SparkSession, Source, Path], int]]] = {"aggrega
 
 def _work(pipe: Pipe, folder: str, rows: int) -> None:
     cloudpickle.register_pickle_by_value(spark_bare)  # type: ignore[no-untyped-call]  # as ours is
-    with spark_session(MASTER, Path(folder) / "spark.log") as spark:
+    with spark_session(MASTER, Path(folder) / "spark.log", {JAVA_OPTIONS: ""}) as spark:
+        godwit.spark.register(spark)
         spark.dataSource.register(spark_bare.BareSource)
         pipe.send(max(1, spark.sparkContext.defaultParallelism))
         while (order := pipe.recv()) != STOP:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib
 import logging
 import os
 import shutil
@@ -34,6 +35,10 @@ Session: TypeAlias = SparkSession
 """For packages that do not import pyspark."""
 CLUSTER_PARTITIONS: Final = 8
 """Partitions of a shuffle on a cluster; on one machine, the number of processors. Steps are small."""
+JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
+QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a session on one machine, where Java starts tasks of Python and does little else. Compiling its code twice, and
+the threads of another collector, would take half of the processor time of a start."""
 STOP_TIMEOUT_S: Final = 4.0
 """Time for queries and session to end before the JVM is killed."""
 LOGS: Final = "_logs"
@@ -88,11 +93,12 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
     with scratch_folder() as folder, log.with_suffix(".out").open("wb") as output:
         log4j = folder / "log4j2.properties"
         log4j.write_text(_LOG4J.format(path=log, size=LOG_BYTES), encoding="utf-8")
+        # For executors. PySpark finds format("godwit") by itself, when it is used: registering it takes a second.
+        godwit.spark.pickle_by_value()
+        cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
         with _python_logs_to(log):
             session, process = _start(_conf(master, log4j, folder, settings or {}), output, log)
             try:
-                godwit.spark.register(session)
-                cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # for executors
                 yield session
             finally:
                 _end(session, process)
@@ -136,6 +142,8 @@ def _conf(master: str, log4j: Path, folder: Path, settings: Mapping[str, str]) -
         "spark.scheduler.mode": "FAIR",  # between pools: gold must not delay other queries
         "spark.python.authenticate.socketTimeout": "120s",  # the default of 15 s is too short for a busy machine
     }
+    if _is_local(master):
+        ours[JAVA_OPTIONS] = QUICK_START
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))
 
 
@@ -167,7 +175,22 @@ def _start(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession,
                 signal.signal(signal.SIGINT, sigint)
     # The server of accumulators, which are not used, would print a traceback if the JVM exits first.
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    if _is_local(context.master or ""):
+        threading.Thread(target=_start_workers, args=(context,), name="godwit-spark-workers", daemon=True).start()
     return SparkSession(context), gateway.proc
+
+
+def _start_workers(context: SparkContext) -> None:
+    """Start the processes of Python that run tasks while Java, which uses one processor, makes the session."""
+    with suppress(Exception):  # the session may end meanwhile; and a task reports its errors itself
+        count = max(1, context.defaultParallelism)
+        context.parallelize(range(count), count).foreach(_import_libraries)
+
+
+def _import_libraries(number: int) -> None:
+    """Import the libraries of the tasks, on an executor."""
+    for name in ("numpy", "pyarrow.compute", "pyarrow.flight", "pyarrow.parquet"):
+        importlib.import_module(name)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
@@ -23,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.datasets.definitions import DefinitionRow
+from godwit.pipeline.datasets.reading_columns import MessageTimes, ReadingColumns, read_columns
 from godwit.pipeline.decoders.base import Definitions
 from godwit.pipeline.decoders.content import EARLIEST_US
 from godwit.pipeline.decoders.results import Decoded, Rejected
@@ -108,11 +110,11 @@ PARSED: Final = pa.schema(
         for name in (*_COLUMNS, *_READING, *_REJECTED)
     ]
 )
-_READING_COLUMNS: Final = SPEC.schema.names
-_QUARANTINE_COLUMNS: Final = QUARANTINE.schema.names
-"""Executors have the names of the columns, and not the definitions of the tables."""
-_NOT_REJECTED: Final = (None,) * len(_REJECTED)
-_NO_READING: Final = (None,) * len(_READING)
+_READINGS: Final = SPEC.schema
+_QUARANTINE: Final = QUARANTINE.schema
+"""Executors have the columns, and not the definitions of the tables."""
+_TIMESTAMP: Final = TIMESTAMP
+_EMPTY_QUARANTINE: Final = pa.RecordBatch.from_pylist([], schema=QUARANTINE.schema)
 _LOADED: Final = "_godwit_decoders"
 """Name of a module that exists in workers only and stores their decoders between tasks."""
 
@@ -163,10 +165,7 @@ class BatchDecoder:
 
     def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the rows of silver/readings and of silver/quarantine for rows of bronze."""
-        parsed = parse_batch(self._load(), batch)
-        is_reading = pc.is_null(parsed.column("reason"))
-        valid = parsed.filter(is_reading).select(_READING_COLUMNS)
-        return valid, parsed.filter(pc.invert(is_reading)).select(_QUARANTINE_COLUMNS)
+        return split_batch(self._load(), batch)
 
     def _load(self) -> DecoderSet:
         """Return the decoders, those of an earlier task if they are the same."""
@@ -183,9 +182,86 @@ class BatchDecoder:
 
 
 def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the readings and the rejected messages of a batch of messages."""
-    rows: list[tuple[Any, ...]] = []
-    add = rows.append
+    """Return the readings and the rejected messages of a batch of messages together."""
+    parts = [_with_columns(rows, PARSED) for rows in split_batch(decoders, batch)]
+    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or parts[:1]
+    return joined
+
+
+def split_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the rows of silver/readings and of silver/quarantine for a batch of messages, by their positions in it."""
+    topics = batch.column("topic")
+    is_wanted = np.ones(batch.num_rows, bool)
+    for prefix in NOT_READINGS:
+        is_wanted &= ~pc.starts_with(topics, prefix).to_numpy(zero_copy_only=False)
+    columns = _read_columns(decoders, batch, is_wanted)
+    if columns is None:
+        return _split_one_by_one(decoders, batch, is_wanted)
+    found = _reading_rows(batch, columns)
+    is_wanted[columns.rows] = False
+    if not is_wanted.any():
+        return found, _EMPTY_QUARANTINE
+    others, rejected = _split_one_by_one(decoders, batch, is_wanted)
+    if others.num_rows:
+        both = pa.Table.from_batches([found, others])
+        order = np.argsort(both.column("offset").to_numpy(), kind="stable")
+        (found,) = both.take(pa.array(order)).combine_chunks().to_batches()
+    return found, rejected
+
+
+def _read_columns(decoders: DecoderSet, batch: pa.RecordBatch, is_wanted: Any) -> ReadingColumns | None:
+    """Return the readings of the messages that are read by their shapes."""
+    if CONTENT_TYPE in batch.schema.names and batch.column(CONTENT_TYPE).null_count < batch.num_rows:
+        types = batch.column(CONTENT_TYPE).dictionary_encode()
+        allowed = np.array([*[decoders.may_have_shape(one) for one in types.dictionary.to_pylist()], True])
+        is_wanted = is_wanted & allowed[pc.fill_null(types.indices, len(allowed) - 1).to_numpy()]
+    published_us, received_us = [
+        batch.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False) for name in ("published", "received")
+    ]
+    times = MessageTimes(np.where(published_us >= EARLIEST_US, published_us, received_us), received_us + MAX_AHEAD_US)
+    payloads = batch.column("payload")
+    if payloads.type != pa.binary():
+        payloads = payloads.cast(pa.binary())
+    return read_columns(decoders, batch.column("topic"), payloads, is_wanted, times)
+
+
+def _reading_rows(batch: pa.RecordBatch, columns: ReadingColumns) -> pa.RecordBatch:
+    """Return rows of silver/readings."""
+    count = columns.rows.size
+    taken = pa.array(columns.rows)
+    texts = pa.array(columns.fields)
+    of_field = {
+        name: pa.array([getattr(one, name) for one in columns.texts], pa.string()).take(texts)
+        for name in ("quantity", "unit", "name", "unit_source", "decoder")
+    }
+    found = of_field | {
+        "device": columns.devices,
+        "event_time": pa.array(columns.times_us).cast(_TIMESTAMP),
+        "value": pa.array(columns.values),
+        "extra": columns.extras,
+        "schema_version": pa.repeat(pa.scalar(SCHEMA_VERSION, pa.int32()), count),
+        "position": pa.array(columns.positions),
+    }
+    for name in ("broker", "offset", "topic", "publisher", "received"):
+        found[name] = batch.column(name).take(taken)
+    return pa.RecordBatch.from_arrays([found[one.name].cast(one.type) for one in _READINGS], schema=_READINGS)
+
+
+def _with_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows in these columns. A column that they lack is null."""
+    names = rows.schema.names
+    columns = [rows.column(one.name) if one.name in names else pa.nulls(rows.num_rows, one.type) for one in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _split_one_by_one(
+    decoders: DecoderSet, batch: pa.RecordBatch, is_wanted: Any
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Do as `split_batch` for the wanted messages, each by itself."""
+    if not is_wanted.all():
+        batch = batch.filter(pa.array(is_wanted))
+    read: list[tuple[Any, ...]] = []
+    rejected: list[tuple[Any, ...]] = []
     decode = decoders.decode_quickly
     times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
     plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
@@ -195,8 +271,6 @@ def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
     for broker, offset, topic, publisher, payload, content_type, published_us, received_us in zip(
         *plain, types, *times, strict=True
     ):
-        if topic.startswith(NOT_READINGS):
-            continue
         found, decoder = decode(topic, payload, received_us, broker, offset, content_type)
         common = (broker, offset, topic, publisher, received_us, SCHEMA_VERSION, decoder)
         if type(found) is Decoded:
@@ -205,20 +279,24 @@ def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
             if message_us is None:
                 message_us = published_us if published_us >= EARLIEST_US else received_us
             is_ahead = False
-            first = len(rows)
+            first = len(read)
             for position, (quantity, value, unit, name, time_us, unit_source) in enumerate(readings):
                 if time_us is None:
                     time_us = message_us
                 is_ahead = is_ahead or time_us > latest_us
-                reading = (quantity, device, time_us, value, unit, extra, name, position, unit_source)
-                add(common + reading + _NOT_REJECTED)
+                read.append((*common, quantity, device, time_us, value, unit, extra, name, position, unit_source))
             if not is_ahead:
                 continue
-            latest = max(row[len(_COLUMNS) + 2] for row in rows[first:])
-            del rows[first:]
+            latest = max(row[len(_COLUMNS) + 2] for row in read[first:])
+            del read[first:]
             ahead_s = (latest - received_us) // 1_000_000
             found = Rejected("time in the future", f"its time is {ahead_s} s after it was received")
-        add(common + _NO_READING + (published_us, found.reason, found.detail, payload, content_type))
-    columns = zip(*rows, strict=True) if rows else [[]] * len(PARSED)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, PARSED, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=PARSED)
+        rejected.append((*common, published_us, found.reason, found.detail, payload, content_type))
+    return _to_rows(read, (*_COLUMNS, *_READING), _READINGS), _to_rows(rejected, (*_COLUMNS, *_REJECTED), _QUARANTINE)
+
+
+def _to_rows(rows: list[tuple[Any, ...]], names: tuple[str, ...], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows, whose values are in the order of these names, in the columns of the schema."""
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+    arrays = [pa.array(columns.get(one.name, ()), one.type) for one in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from godwit.pipeline.decoders.content import json_of, text_of
 from godwit.pipeline.decoders.results import FORMS, Decoded, Reading, Rejected, RejectedError
+from godwit.pipeline.decoders.shapes import Shape
 from godwit.pipeline.errors import PipelineError
 
 GROUP_SEPARATOR: Final = "\n"
@@ -249,6 +250,15 @@ class Decoder:
 
     def decode_quickly(self, topic: str, item: Any) -> Decoded | None:
         """Decode a JSON object or the bytes of a number, if `is_quick`; None if `decode` is to be called."""
+        return None
+
+    def shape(self, topic: str, item: Any) -> Shape | None:
+        """Return how all messages are read that differ from this one in their numbers and times only, if `is_quick`.
+
+        `item` is a JSON object or a number, with a Slot or a TimeSlot in place of each of these. None means that each
+        message is to be decoded by itself. The result must be that of `decode_quickly` for all numbers that the shape
+        accepts.
+        """
         return None
 
     def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:

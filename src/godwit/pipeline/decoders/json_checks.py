@@ -114,6 +114,11 @@ def check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[
             raise RejectedError("error value", f"the field {key[:40]!r} is {str(value)[:40].lower()!r}")
 
 
+def is_error_code(key: str) -> bool:
+    """Return whether a field has the number of an error, 0 for none."""
+    return key.lower() in _ERRORS
+
+
 def is_statistic(key: str, text: str) -> bool:
     """Return whether a field states that the values beside it are statistics or settings: {"aggregation": "max"}."""
     return key.lower() in _AGGREGATIONS and text.strip().lower() in _STATISTICS

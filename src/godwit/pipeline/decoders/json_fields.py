@@ -73,7 +73,7 @@ QUANTITY_NAMES: Final = (
 """Fields that may name the quantity of `value`, in lower case."""
 _POWER_ON: Final = 85.0
 """The value of a DS18B20 after power-on."""
-_POWER_ON_VALUES: Final = (_POWER_ON, 185.0)
+POWER_ON_VALUES: Final = (_POWER_ON, 185.0)
 """The same in °C and °F."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
@@ -110,7 +110,7 @@ PARTS: Final = frozenset(
 """Names of objects within objects that do not hold current measurements."""
 
 
-class _Planned(NamedTuple):
+class PlannedField(NamedTuple):
     """A field that may be a reading."""
 
     key: str
@@ -132,8 +132,8 @@ class _Planned(NamedTuple):
     """The unit of a number that is quickly converted."""
 
 
-class _Plan(NamedTuple):
-    fields: tuple[_Planned, ...]
+class ObjectPlan(NamedTuple):
+    fields: tuple[PlannedField, ...]
     times: tuple[str, ...]
     device: str | None
     letter_t: str | None
@@ -159,8 +159,8 @@ class JsonFields:
         self._time = _text_option(options, "time")
         self._device = _text_option(options, "device")
         self._ignored = frozenset(_list_option(options, "ignore"))
-        self._zone = _zone_option(options)
-        self._plans: dict[tuple[str, tuple[str, ...]], _Plan] = {}
+        self.zone = _zone_option(options)
+        self._plans: dict[tuple[str, tuple[str, ...]], ObjectPlan] = {}
 
     def read_flat(self, item: Mapping[str, Any], topic: str, *, is_flat: bool = False) -> Decoded | None:
         """Return the content of an object without objects and lists in it; None if it has such.
@@ -170,7 +170,7 @@ class JsonFields:
         try:
             plan = self._plans[topic, tuple(item)]
         except KeyError:
-            plan = self._plan(topic, tuple(item))
+            plan = self.plan_of(topic, tuple(item))
         readings: list[Reading] = []
         rest: dict[str, Any] = {}
         if not is_flat:
@@ -178,7 +178,7 @@ class JsonFields:
                 if type(value) is dict or type(value) is list:
                     return None
         self._read(item, plan, readings, rest, "", None)
-        time_us = self._time_of(item, plan, rest)
+        time_us = self.time_in(item, plan, rest)
         if plan.twins:
             readings = _without_twins(readings, plan.twins)
         if plan.flags:
@@ -192,7 +192,7 @@ class JsonFields:
             if type(value) is str and value.lower() in OTHER_SCALES:
                 check_scale_of(key, value, readings)
         device = item[plan.device] if plan.device is not None else None
-        return Decoded(readings, time_us, _device_text(device), extra_of(rest) if rest else None)
+        return Decoded(readings, time_us, device_text(device), extra_of(rest) if rest else None)
 
     def read_nested(self, item: Any, topic: str) -> Decoded:
         """Return the content of an object or a list with objects in it; the names of readings are paths."""
@@ -209,7 +209,7 @@ class JsonFields:
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, topic: str, keys: tuple[str, ...], path: str = "", parent: Field | None = None) -> _Plan:
+    def plan_of(self, topic: str, keys: tuple[str, ...], path: str = "", parent: Field | None = None) -> ObjectPlan:
         """Return the plan for an object: at the top, or below at a path and in the field `parent`."""
         place = f"{topic}\n{path}" if path else topic
         if (place, keys) in self._plans:
@@ -246,7 +246,7 @@ class JsonFields:
         twins = _twins(fields)
         flags = tuple(key for key in keys if is_flag(key))
         has_imperial = any(is_imperial(key) for key in keys)
-        plan = _Plan(
+        plan = ObjectPlan(
             tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags, has_imperial
         )
         if len(self._plans) >= MAX_PLANS:
@@ -286,13 +286,13 @@ class JsonFields:
 
     def _planned(
         self, key: str, field: Field, name: str, source: str, unit_key: str | None, topic: str, path: str
-    ) -> _Planned:
+    ) -> PlannedField:
         unit = field.unit
         if unit is None and field.quantity in self._units:
             unit, source = self._units[field.quantity], CONFIGURATION
         known = QUANTITIES.get(field.quantity)
         is_ds18b20 = field.quantity == "temperature" and DS18B20.search(f"{topic} {path}{key}") is not None
-        plan = _Planned(key, field.quantity, name, unit, source, unit_key, is_ds18b20)
+        plan = PlannedField(key, field.quantity, name, unit, source, unit_key, is_ds18b20)
         is_slow = field.quantity in ("battery", "light", VALUE) or (unit is None and field.quantity == "current")
         if known is None or unit_key is not None or is_ds18b20 or is_slow:
             return plan
@@ -303,7 +303,7 @@ class JsonFields:
     def _read(
         self,
         item: Mapping[str, Any],
-        plan: _Plan,
+        plan: ObjectPlan,
         readings: list[Reading],
         rest: dict[str, Any],
         path: str,
@@ -329,7 +329,7 @@ class JsonFields:
     def _read_stated(
         self,
         item: Mapping[str, Any],
-        plan: _Plan,
+        plan: ObjectPlan,
         readings: list[Reading],
         rest: dict[str, Any],
         path: str,
@@ -339,14 +339,14 @@ class JsonFields:
         """Read an object that states a unit for its fields, or may name the quantity of its value."""
         fields = plan.fields
         if plan.quantity_keys:
-            fields = self._with_quantity(item, plan)
-        stated = None if unit is None else _stated_units(unit, fields)
+            fields = self.with_quantity(item, plan)
+        stated = None if unit is None else stated_units(unit, fields)
         for field in fields:
             self._read_slowly(
                 item, field, None if stated is None else stated.get(field.key), readings, rest, path, time_us
             )
 
-    def _with_quantity(self, item: Mapping[str, Any], plan: _Plan) -> tuple[_Planned, ...]:
+    def with_quantity(self, item: Mapping[str, Any], plan: ObjectPlan) -> tuple[PlannedField, ...]:
         """Return the fields, those of `value` with the quantity that another field names."""
         if len(plan.fields) != 1 or plan.fields[0].key in self._fields or field_of(plan.fields[0].key) is None:
             return plan.fields
@@ -373,7 +373,7 @@ class JsonFields:
     def _read_slowly(
         self,
         item: Mapping[str, Any],
-        field: _Planned,
+        field: PlannedField,
         unit: str | None,
         readings: list[Reading],
         rest: dict[str, Any],
@@ -397,10 +397,10 @@ class JsonFields:
         source = PAYLOAD
         if field.unit_key is not None:
             text = item[field.unit_key]
-            written = _same(written, text.strip() if isinstance(text, str) else None, label)
-        written = _same(written, unit, label)
+            written = same_unit(written, text.strip() if isinstance(text, str) else None, label)
+        written = same_unit(written, unit, label)
         if field.source == PAYLOAD:
-            written = _same(written, field.unit, label)
+            written = same_unit(written, field.unit, label)
         elif written is None:
             written, source = field.unit, field.source
         if field.quantity == VALUE and written is not None and written.lower() in _TYPES:
@@ -409,7 +409,7 @@ class JsonFields:
         if written is None and field.quantity == "light" and value in (0, 1) and label.lower().endswith("light"):
             raise RejectedError("ambiguous", f"{label} is {value}: an illuminance or a state; {teaching(label)}")
         is_ds18b20 = field.is_ds18b20 or (
-            value in _POWER_ON_VALUES and any(isinstance(one, str) and DS18B20.search(one) for one in item.values())
+            value in POWER_ON_VALUES and any(isinstance(one, str) and DS18B20.search(one) for one in item.values())
         )
         try:
             reading = measure(
@@ -422,13 +422,13 @@ class JsonFields:
             return
         readings.append(reading)
 
-    def _time_of(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | None:
+    def time_in(self, item: Mapping[str, Any], plan: ObjectPlan, rest: dict[str, Any]) -> int | None:
         """Return the time that an object states. Other values of its fields are added to `rest`."""
         found = None
         for key in plan.times:
             value = item[key]
             time_us = time_of(value, key) if found is None else None
-            zone = UTC if "utc" in key.lower() else self._zone
+            zone = UTC if "utc" in key.lower() else self.zone
             if time_us is None and zone is not None and isinstance(value, str) and found is None:
                 time_us = _local_time(value, zone)
             if time_us is not None:
@@ -446,7 +446,7 @@ _SUPPLY: Final = frozenset(("battery", "voltage", "power_factor"))
 """Quantities that remain in `extra` if their unit is unclear, rather than reject the message."""
 
 
-def _quick(plan: _Planned, known: Quantity) -> _Planned:
+def _quick(plan: PlannedField, known: Quantity) -> PlannedField:
     """Return the plan with the range of numbers that need no call of `measure`."""
     errors = known.errors | {_POWER_ON} if plan.quantity == "temperature" else known.errors
     if plan.unit is None:
@@ -491,16 +491,16 @@ class _Walk:
         fields = self._fields
         item = {str(key): value for key, value in item.items()}
         item = _with_parent(item, parent)
-        plan = fields._plan(self._topic, tuple(item), path, parent)
+        plan = fields.plan_of(self._topic, tuple(item), path, parent)
         rest: dict[str, Any] = {}
-        own = fields._time_of(item, plan, rest)
+        own = fields.time_in(item, plan, rest)
         self.rest |= {path + key: value for key, value in rest.items()}
         if own is not None and not path:
             self.time_us = own
             own = None
         device = item[plan.device] if plan.device is not None else None
         if self.device is None and not isinstance(device, dict | list):
-            self.device = _device_text(device)
+            self.device = device_text(device)
         fields._read(item, plan, self.readings, self.rest, path, own or time_us)
         self.has_imperial = self.has_imperial or plan.has_imperial
         if plan.flags:
@@ -586,9 +586,9 @@ def _unique_names(readings: list[Reading]) -> list[Reading]:
     return readings
 
 
-def _twins(fields: list[_Planned]) -> tuple[str, ...]:
+def _twins(fields: list[PlannedField]) -> tuple[str, ...]:
     """Return the fields whose value another one states in another unit, by the name without the unit."""
-    first: dict[tuple[str, str], _Planned] = {}
+    first: dict[tuple[str, str], PlannedField] = {}
     found = []
     for field in fields:
         stem = (field.quantity, re.sub(r"(?i)(?:_?deg)?_?(?:c|f|k|celsius|fahrenheit)(?=_?\d*\Z)", "", field.key))
@@ -631,7 +631,7 @@ def _unit_keys(keys: tuple[str, ...], found: Mapping[str, Field]) -> dict[str, s
     return result
 
 
-def _stated_units(unit: Any, fields: tuple[_Planned, ...]) -> dict[str, str] | None:
+def stated_units(unit: Any, fields: tuple[PlannedField, ...]) -> dict[str, str] | None:
     """Return the unit of each field that the unit of the whole object applies to."""
     if isinstance(unit, dict):
         return {
@@ -660,7 +660,7 @@ def _stated_units(unit: Any, fields: tuple[_Planned, ...]) -> dict[str, str] | N
     return fitting
 
 
-def _same(first: str | None, second: str | None, label: str) -> str | None:
+def same_unit(first: str | None, second: str | None, label: str) -> str | None:
     """Return the unit that one of two places states. Raise RejectedError if they state different ones."""
     if not first or not second:
         return first or second
@@ -682,7 +682,7 @@ def _is_unit_of(text: str, quantity: str) -> bool:
 # -- small parts ------------------------------------------------------------------------------------------------------
 
 
-def _device_text(value: Any) -> str | None:
+def device_text(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     return str(value)[:MAX_DEVICE] or None

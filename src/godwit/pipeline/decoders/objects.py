@@ -9,7 +9,9 @@ from typing import Any, Final
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
 from godwit.pipeline.decoders.content import MAX_LEVELS, MAX_TEXT_BYTES
 from godwit.pipeline.decoders.json_fields import OPTIONS, JsonFields
+from godwit.pipeline.decoders.json_shapes import flat_shape
 from godwit.pipeline.decoders.results import ARRAY, BINARY, CONFIGURATION, DEFAULT, OBJECT, Decoded, Reading, Rejected
+from godwit.pipeline.decoders.shapes import Shape
 
 # -- flat JSON --------------------------------------------------------------------------------------------------------
 
@@ -43,6 +45,9 @@ class FlatJsonDecoder(Decoder):
 
     def decode_quickly(self, topic: str, item: Any) -> Decoded | None:
         return self._fields.read_flat(item, topic, is_flat=True)
+
+    def shape(self, topic: str, item: Any) -> Shape | None:
+        return flat_shape(self._fields, self.name, topic, item)
 
 
 FLAT_EXAMPLES: Final = (

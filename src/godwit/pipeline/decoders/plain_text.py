@@ -10,6 +10,7 @@ from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExampl
 from godwit.pipeline.decoders.content import NUMBER, json_of, number_and_unit
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, TEXT, WORDS, Decoded, Reading, Rejected
 from godwit.pipeline.decoders.results import DECODER as FROM_DECODER
+from godwit.pipeline.decoders.shapes import Layout, Shape, ShapeField
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
@@ -104,6 +105,15 @@ class NumberDecoder(Decoder):
         if low <= value <= high and value not in errors:
             return Decoded([Reading(quantity, value, unit, "", None, DEFAULT)])
         return None
+
+    def shape(self, topic: str, item: Any) -> Shape | None:
+        if topic not in self._ranges:
+            self._add_range(topic)
+        low, high, errors, quantity, unit = self._ranges[topic]
+        if low > high:
+            return None
+        field = ShapeField(item.index, quantity, unit, "", DEFAULT, low, high, errors)
+        return Shape(Layout(self.name, 1, (field,)))
 
     def _add_range(self, topic: str) -> None:
         """Add the range of numbers that need no call of `measure` for this topic."""

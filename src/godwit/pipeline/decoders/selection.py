@@ -41,6 +41,7 @@ from godwit.pipeline.decoders.results import (
 )
 from godwit.pipeline.decoders.rtl_433 import Rtl433Decoder
 from godwit.pipeline.decoders.senml import SenmlDecoder
+from godwit.pipeline.decoders.shapes import LOCAL_TIME_MARK, MARK, TIME, TIME_MARK, ZONE, Layout, Shape, Slot, TimeSlot
 from godwit.pipeline.decoders.shelly import ShellyGen1Decoder, ShellyGen2Decoder
 from godwit.pipeline.decoders.sparkplug import SparkplugDecoder
 from godwit.pipeline.decoders.tasmota import TasmotaDecoder
@@ -80,6 +81,7 @@ BUILT_IN: Final[tuple[type[Decoder], ...]] = (
 ENTRY_POINTS: Final = "godwit.decoders"
 MAX_PLANS: Final = 50_000
 """Cached selections. Beyond, the cache is emptied: a flood of topics must not fill the memory."""
+MAX_SHAPES: Final = 20_000
 MAX_TYPES: Final = 1000
 """Content types that are cached, in the same way."""
 MAX_READINGS: Final = 1024
@@ -156,6 +158,10 @@ class DecoderSet:
         ]
         self._plans: dict[Any, tuple[Decoder, ...]] = {}
         self._quick: dict[Any, Decoder] = {}
+        self._shapes: dict[tuple[str, bytes], Shape | None] = {}
+        """By topic and skeleton."""
+        self._layouts: dict[Layout, Layout] = {}
+        """The layouts of the shapes: equal ones are the same object."""
         self._configured: dict[tuple[str, str | None], Decoder | None] = {}
         self._definitions = Definitions()
 
@@ -178,6 +184,7 @@ class DecoderSet:
         self._definitions = known
         self._plans.clear()
         self._quick.clear()
+        self._shapes.clear()
 
     def add_definitions(self, rows: Iterable[tuple[str, int, str, str, str]]) -> None:
         """Add definitions, as rows of Definitions."""
@@ -232,6 +239,54 @@ class DecoderSet:
             except RejectedError as error:
                 return error.rejection, decoder.name
         return self.decode(DecoderMessage(topic, payload, content_type, received_us, broker, offset))
+
+    def may_have_shape(self, content_type: str | None) -> bool:
+        """Return whether messages with this content type may have a shape: it does not name their format."""
+        return content_type is None or not (self._has_typed_rules or self._named_by(content_type))
+
+    def known_shape(self, topic: str, skeleton: bytes) -> Shape | None:
+        """Return the shape of a topic and a skeleton, if `shape` has returned one before."""
+        return self._shapes.get((topic, skeleton))
+
+    def shape(self, topic: str, skeleton: bytes, payload: bytes) -> Shape | None:
+        """Return how messages of a topic with the skeleton of this payload are read; None if they have no shape.
+
+        It is for messages of which `may_have_shape` is true.
+        """
+        key = (topic, skeleton)
+        if key not in self._shapes:
+            if len(self._shapes) >= MAX_SHAPES:
+                self._shapes.clear()
+                self._layouts.clear()
+            found = self._find_shape(topic, skeleton, payload)
+            if found is not None:
+                found = found._replace(layout=self._layouts.setdefault(found.layout, found.layout))
+            self._shapes[key] = found
+        return self._shapes[key]
+
+    def _find_shape(self, topic: str, skeleton: bytes, payload: bytes) -> Shape | None:
+        self.decode_quickly(topic, payload, 0, "", 0)  # selects the decoder
+        if skeleton == MARK:
+            decoder = self._quick.get(topic)
+            return None if decoder is None else decoder.shape(topic, Slot(0))
+        item = quick_object(payload)
+        if item is None or (decoder := self._quick.get((topic, tuple(item)))) is None:
+            return None
+        slots = times = 0
+        for name, value in item.items():
+            if type(value) is float or type(value) is int:
+                item[name] = Slot(slots)
+                slots += 1
+            elif type(value) is str and TIME.fullmatch(value):
+                item[name] = TimeSlot(times, ZONE.fullmatch(value) is not None)
+                times += 1
+        marks = skeleton.count(TIME_MARK) + skeleton.count(LOCAL_TIME_MARK)
+        if slots != skeleton.count(MARK) or times != marks:  # a mark is in a key, or only a part of a number
+            return None
+        try:
+            return decoder.shape(topic, item)
+        except RejectedError:  # whatever its numbers are
+            return None
 
     def decode(self, message: DecoderMessage) -> tuple[Decoded | Rejected, str]:
         """Return the content of a message or the reason why it has none, and the name of the decoder ("" for none).

@@ -21,17 +21,14 @@ from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import FILES
 from godwit.pipeline.lake import (
-    MAX_SPAN_GAP,
-    MAX_SPANS,
     TIMESTAMP,
     Lake,
     LakeTable,
     RowTimes,
     TableColumn,
     TableSpec,
-    spans_condition,
-    time_spans,
 )
+from godwit.pipeline.time_spans import MAX_SPAN_GAP, MAX_SPANS, spans_condition, time_spans
 
 SPEC = TableSpec(
     "silver/numbers",

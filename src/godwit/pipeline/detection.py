@@ -196,7 +196,8 @@ def _combined(columns: Sequence[tuple[Integers, int]]) -> Integers:
 
 
 def _integers(column: pa.ChunkedArray) -> Integers:
-    return column.cast(pa.int64()).to_numpy()
+    found: Integers = column.cast(pa.int64()).to_numpy()
+    return found
 
 
 def _within(rows: pa.Table, ranges: Mapping[str, tuple[int, int]]) -> pa.Table:
@@ -352,7 +353,7 @@ class Detection:
 
     def _publish(self, manifest: Manifest) -> None:
         if manifest.alarms:
-            self._publisher.publish(self._spark, manifest.alarms, manifest.id, manifest.number)
+            self._publisher.publish(manifest.alarms, manifest.id, manifest.number)
 
     def _first_manifest(self) -> Manifest:
         """Return the last step of an earlier run, or the begin of a new query."""

@@ -16,7 +16,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import HOUR, LakeTable, RowTimes, TableColumn, TableSpec, Watermarks, time_spans
+from godwit.pipeline.lake import HOUR, LakeTable, RowTimes, TableColumn, TableSpec, Watermarks
+from godwit.pipeline.time_spans import time_spans
 
 
 @dataclass(frozen=True)

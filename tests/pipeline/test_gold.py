@@ -343,6 +343,21 @@ def test_input_that_arrives_while_it_waits_is_merged_at_the_end() -> None:
     assert [batch.rows for batch in found.next_batches()] == [3]
 
 
+def test_input_that_is_complete_during_a_step_is_merged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gold, "INTERVAL_S", 10 * PATIENCE_S)
+    complete: list[bool] = []
+
+    class Slow(FakeGold):
+        def step(self, spark: Any) -> StepResult:
+            found = super().step(spark)
+            complete.append(True)
+            return found
+
+    found = follow(Slow(StepResult(3, 0), StepResult(2, 0)), lambda: bool(complete))
+    until(lambda: not found.is_active)
+    assert [batch.rows for batch in found.next_batches()] == [3, 2]
+
+
 def test_it_is_stopped() -> None:
     gold = FakeGold()
     found = follow(gold, lambda: False)

@@ -39,7 +39,7 @@ from godwit.pipeline.detector import GREATEST
 from godwit.pipeline.detector_bank import DetectorBank, Floats, Integers
 from godwit.pipeline.files import file_system, make_folder
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
-from godwit.pipeline.supervisor import StepQuery, StepResult
+from godwit.pipeline.supervisor import SMALL_STEP, StepQuery, StepResult
 from godwit.spark.offsets import Offsets, Position
 
 PARTS: Final = 16
@@ -330,10 +330,14 @@ class Detection:
             {part: f"{self._folder}/{name}" for part, name in last.files.items()},
             self._folder,
         )
-        context = self._spark.sparkContext
-        tasks = max(1, min(PARTS, context.defaultParallelism))
-        parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
-        results = parts.flatMap(task.run).collect() if task.files else []
+        results: list[dict[str, Any]] = []
+        if sum(end - begin for begin, end in ranges.values()) <= SMALL_STEP:
+            results = task.run(range(PARTS))
+        elif task.files:
+            context = self._spark.sparkContext
+            tasks = max(1, min(PARTS, context.defaultParallelism))
+            parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
+            results = parts.flatMap(task.run).collect()
         alarms = [alarm for one in results for alarm in one["alarms"]]
         alarms.sort(key=lambda one: tuple(one[name] for name in _ORDER))
         files = last.files | {one["part"]: one["states"] for one in results}

@@ -20,7 +20,7 @@ from godwit.pipeline.gold_table import GoldTable
 from godwit.pipeline.lake import HOUR, Lake, LakeTable, Ranges, TableSpec
 from godwit.pipeline.supervisor import StepQuery, StepResult
 
-STEP_OFFSETS: Final = 200_000
+STEP_OFFSETS: Final = 500_000
 """Offsets of each log in one step, whose results pass through the driver."""
 INTERVAL_S: Final = 10.0
 """From the end of a step to the next one: each rewrites the rows of the current windows, however few messages came."""

@@ -157,6 +157,31 @@ def test_random_readings_have_the_same_windows_in_spark(spark: SparkSession, tmp
             assert least <= row[name] <= greatest, (seed, key, name)
 
 
+def random_messages(rng: random.Random) -> list[Sent]:
+    """Return messages of many topics, some of which have one, with pauses of any length and equal times."""
+    rows: list[Sent] = []
+    at_s = 0.0
+    for offset in range(600):
+        at_s += rng.choice([0.0, 0.0, 1e-6, rng.random(), 30 * rng.random(), 3000 * (rng.random() < 0.05)])
+        topic = rng.choice(["home/one", f"home/{rng.randrange(300)}", "$sys/x", f"alerts/{rng.randrange(5)}"])
+        rows.append((offset, topic, f"gateway {rng.randrange(9)}", round(at_s, 6), bytes(rng.randrange(40))))
+    return rows
+
+
+@pytest.mark.parametrize("gold_table", [devices.TABLE, traffic.TABLE], ids=lambda one: one.spec.name)
+def test_random_messages_give_the_same_in_spark(spark: SparkSession, tmp_path: Path, gold_table: GoldTable) -> None:
+    """One step of DuckDB against the definition in Spark; and three steps, of a table that can be merged exactly."""
+    for seed in (1, 2):
+        sent = random_messages(random.Random(seed))
+        wanted = gold_table.compute(messages(spark, sent)).toArrow()
+        for cuts in ((600,), (200, 300, 600)) if gold_table is traffic.TABLE else ((600,),):
+            folder = tmp_path / f"{seed} {len(cuts)}"
+            table = Lake(str(folder / "lake")).table(gold_table.spec)
+            for begin, end in zip((0, *cuts), cuts, strict=False):
+                merge(gold_table, table, messages(spark, sent[begin:end]), folder / str(begin))
+            assert_equal(gold_table, table.arrow(), wanted, lambda row: False)
+
+
 def test_a_batch_without_such_rows_leaves_the_table_alone(spark: SparkSession, tmp_path: Path) -> None:
     table = Lake(str(tmp_path / "lake")).table(job_statistics.SPEC)
     merge(job_statistics.TABLE, table, messages(spark, [(0, "home/one", "a", 0.0, b"1")]), tmp_path / "source")

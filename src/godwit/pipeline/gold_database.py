@@ -42,8 +42,9 @@ _MACROS: Final = {
     "hll_union_agg(s)": "hll_of_sketches(list(s))",
     "hll_sketch_estimate(s)": "hll_estimate(s)",
     "unix_micros(t)": "epoch_us(t)",
+    "count_if(c)": "count(*) FILTER (WHERE c)",  # that of DuckDB is null if all values are
 }
-"""Functions of Spark that DuckDB lacks."""
+"""Functions of Spark that DuckDB lacks, or that differ there."""
 _SOURCE: Final = "source"
 _FILES: Final = "files"
 _FRESH: Final = "fresh"

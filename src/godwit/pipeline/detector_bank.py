@@ -143,7 +143,7 @@ class _Batch:
         self._hour_mean: Floats = self._hours[rows, slots]
         """Of the current hour, from earlier days: whether it is known, and the mean."""
         self._events: dict[int, AlarmEvent] = {}
-        """Those that may have changed."""
+        """By series, the events that may have changed."""
 
     def run(self) -> None:
         """Process all readings."""

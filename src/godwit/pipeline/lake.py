@@ -192,7 +192,7 @@ class LakeTable:
     """By log. Rows are never added before them, so they remain lower bounds."""
     _watermarks: dict[str, int | None] = field(default_factory=dict, init=False, repr=False)
     _watermarks_of: int = field(default=-1, init=False, repr=False)
-    """Those that were read, and the version that they are of."""
+    """Watermarks that were read, and the version of the table that has them."""
     _next_expiry: datetime = field(default=_EPOCH, init=False, repr=False)
     _next_idle: datetime = field(default=_EPOCH, init=False, repr=False)
 

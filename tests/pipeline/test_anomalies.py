@@ -268,12 +268,10 @@ def test_alerts_are_published_once_if_a_step_is_planned_anew(
     def killed(*_: Any) -> None:
         raise KilledError
 
-    def killed_after_one_broker(
-        self: AlertPublisher, session: SparkSession, alarms: list[dict[str, Any]], query: str, batch: int
-    ) -> None:
+    def killed_after_one_broker(self: AlertPublisher, alarms: list[dict[str, Any]], query: str, batch: int) -> None:
         brokers = {alarm["broker"] for alarm in alarms}
         assert len(brokers) == 2
-        publish_all(self, session, [one for one in alarms if one["broker"] == min(brokers)], query, batch)
+        publish_all(self, [one for one in alarms if one["broker"] == min(brokers)], query, batch)
         raise KilledError
 
     with served(tmp_path / "near") as one, served(tmp_path / "far", log_id=OTHER_LOG) as other:

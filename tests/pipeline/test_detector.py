@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from godwit.pipeline.detector import (
     Detector,
     score_of,
 )
+from godwit.pipeline.detector_bank import FEW, DetectorBank
 
 STEP_US = 300_000_000
 DAY = 288
@@ -267,3 +269,74 @@ def test_the_state_is_small() -> None:
 @pytest.mark.parametrize("state", [b"\x01" + bytes(4_711), b"\x03" + bytes(MAX_STATE_BYTES - 1), b""])
 def test_a_state_of_another_version_is_learned_anew(state: bytes) -> None:
     assert Detector.from_bytes(state).to_bytes() == Detector().to_bytes()
+
+
+# -- many series at once -----------------------------------------------------------------------------------------------
+
+
+def random_series(rng: random.Random, length: int) -> list[tuple[int, float]]:
+    """Return readings with jumps, levels, stuck values, gaps, late readings, days and equal times."""
+    time_us = rng.randrange(10**15)
+    interval_us = rng.choice([1_000_000, 60_000_000, 600_000_000])
+    level, scale = rng.choice([0.0, 21.0, -1e9]), rng.choice([0.0, 0.1, 5.0, 1e6])
+    readings, stuck = [], 0
+    for _ in range(length):
+        time_us += rng.choice([interval_us, interval_us, rng.randrange(2 * interval_us), 0, -interval_us])
+        if rng.random() < 0.002:
+            time_us += 50 * interval_us
+        if rng.random() < 0.005:
+            level += rng.choice([-20, 20]) * scale
+        if rng.random() < 0.002:
+            stuck = 200
+        stuck -= 1
+        wave = scale * math.sin(time_us / 86_400_000_000 * 2 * math.pi)
+        value = level if stuck > 0 else level + 10 * wave + rng.gauss(0, scale) + 30 * scale * (rng.random() < 0.005)
+        readings.append((time_us, round(value, 2)))
+    return readings
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_many_series_at_once_are_the_same_as_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice([0, 1, 23, 24, 500, rng.randrange(3000)]) for _ in range(3 * FEW)]
+    series = [random_series(rng, length) for length in lengths]
+    detectors = [Detector() for _ in series]
+    states: list[bytes | None] = [None] * len(series)
+    states[0] = b"of another version"
+    alarms = 0
+    begins = [0] * len(series)
+    while any(begin < length for begin, length in zip(begins, lengths, strict=True)):
+        ends = [
+            rng.choice([begin, length, rng.randint(begin, length)])
+            for begin, length in zip(begins, lengths, strict=True)
+        ]
+        rows = [one[begin:end] for one, begin, end in zip(series, begins, ends, strict=True)]
+        wanted = []
+        index = 0
+        for number, part in enumerate(rows):
+            for time_us, value in part:
+                alarm = detectors[number].update(time_us, value, index)
+                if alarm is not None:
+                    wanted.append((number, index, alarm))
+                index += 1
+        flat = [reading for part in rows for reading in part]
+        bank = DetectorBank(states)
+        found = bank.update(
+            np.array([len(part) for part in rows], np.int64),
+            np.array([time_us for time_us, _ in flat], np.int64),
+            np.array([value for _, value in flat], np.float64),
+            np.arange(len(flat)),
+        )
+        assert sorted(found) == wanted
+        states = list(bank.states())
+        assert states == [one.to_bytes() for one in detectors]
+        begins = ends
+        alarms += len(wanted)
+    assert alarms > 10
+
+
+def test_no_series_at_all() -> None:
+    empty = np.array([], np.int64)
+    bank = DetectorBank([])
+    assert bank.update(empty, empty, np.array([], np.float64), empty) == []
+    assert bank.states() == []

@@ -16,22 +16,20 @@ from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from tests.pipeline.lakes import lake_of_0_5_0
 
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import FILES
 from godwit.pipeline.lake import (
-    MAX_SPAN_GAP,
-    MAX_SPANS,
     TIMESTAMP,
     Lake,
     LakeTable,
     RowTimes,
     TableColumn,
     TableSpec,
-    spans_condition,
-    time_spans,
 )
+from godwit.pipeline.time_spans import MAX_SPAN_GAP, MAX_SPANS, spans_condition, time_spans
 
 SPEC = TableSpec(
     "silver/numbers",
@@ -112,6 +110,33 @@ def test_watermarks_are_set_without_rows(table: LakeTable) -> None:
     assert table.append_files([], {"r": 0})
     assert table.has_reached({"q": 0, "r": 0})
     assert (table.rows, table.file_addresses()) == (0, [])
+
+
+def test_watermarks_of_other_writers_are_seen_at_once(table: LakeTable) -> None:
+    other = table.lake.table(table.spec)
+    assert other.watermark("q") is None
+    for number in range(25):
+        writer, reader = (table, other) if number % 2 else (other, table)
+        assert writer.append_arrow(table.spec.schema.empty_table(), {"q": number, f"q{number}": 1})
+        assert (writer.watermark("q"), reader.watermark("q")) == (number, number)
+        assert reader.watermark(f"q{number}") == 1
+    assert not table.has_reached({"q": 25})
+    assert other.append_arrow(table.spec.schema.empty_table(), {"q": 25})
+    assert table.has_reached({"q": 25})
+    assert len(list((Path(table.address) / "_delta_log").glob("*.checkpoint.parquet"))) == 2
+
+
+def test_an_older_table_gets_its_properties(tmp_path: Path, spark: SparkSession) -> None:
+    """A checkpoint in the Delta log every ten transactions keeps the cost of a small step constant."""
+    table = lake_of_0_5_0(tmp_path).table(bronze.SPEC)
+    delta = table.snapshot()
+    assert delta is not None
+    assert "delta.checkpointInterval" not in delta.metadata().configuration
+    table.bring_forward(spark)
+    assert delta.metadata().configuration["delta.checkpointInterval"] == "10"
+    version = table.version
+    table.bring_forward(spark)
+    assert table.version == version
 
 
 def test_rows_with_the_same_keys(tmp_path: Path) -> None:

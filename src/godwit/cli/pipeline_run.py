@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from godwit.pipeline.supervisor import BatchProgress, RunListener
 
 
-PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")
+PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "datasketches", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
 METRICS_PORT: Final = 9465
 """Default port of metrics: that of the broker is one lower."""

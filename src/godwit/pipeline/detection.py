@@ -12,7 +12,7 @@ States, alarms and offsets therefore change together: the transaction decides wh
 before it, the step is repeated from the last states. After a crash behind it, the alarms in the manifest are published
 again.
 
-The functions for executors use pyarrow and the detector only.
+The functions for executors use numpy, pyarrow and the detectors only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from __future__ import annotations
 import json
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs, parquet
@@ -34,10 +35,11 @@ from pyspark.sql import SparkSession
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES, checkpoint_address, read_checkpoint, write_checkpoint
 from godwit.pipeline.datasets import anomalies, readings
 from godwit.pipeline.datasets.anomalies import AlertPublisher, alarm_row, newest_rows
-from godwit.pipeline.detector import Detector
+from godwit.pipeline.detector import GREATEST
+from godwit.pipeline.detector_bank import DetectorBank, Floats, Integers
 from godwit.pipeline.files import file_system, make_folder
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
-from godwit.pipeline.supervisor import StepQuery, StepResult
+from godwit.pipeline.supervisor import SMALL_STEP, StepQuery, StepResult
 from godwit.spark.offsets import Offsets, Position
 
 PARTS: Final = 16
@@ -53,6 +55,18 @@ STATE_DAYS: Final = 90
 SERIES: Final = ("broker", "topic", "quantity", "name")
 """The columns of silver that identify a series. The name is null in rows of Godwit 0.5.0, which means that it is ""."""
 _STATE: Final = pa.schema([*[(name, pa.string()) for name in SERIES], ("seen_us", pa.int64()), ("state", pa.binary())])
+_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_READ: Final = pa.schema(
+    [
+        *[(name, _TEXT) for name in SERIES],
+        *[("offset", pa.int64()), ("event_time", _TIME), ("received", _TIME), ("value", pa.float64()), ("unit", _TEXT)],
+    ]
+)
+"""The columns of silver that are read."""
+READ_ROWS: Final = 128 * 1024
+"""Rows that are read at a time."""
+_MAX_COMBINED: Final = 2**62
 _NUMBER: Final = "anomalies: states"
 """Name of the watermark with the number of the last step."""
 _STATES: Final = "states"
@@ -81,84 +95,126 @@ class DetectionTask:
 
     def run(self, parts: Sequence[int]) -> list[dict[str, Any]]:
         """Process the readings of these parts. Return a plain dictionary for each part that has any."""
-        rows = _sorted_rows(self.files, self.ranges, set(parts))
-        found = []
-        for part in pc.unique(rows.column("part")).to_pylist():
-            mine = rows.filter(pc.equal(rows.column("part"), part))
-            states = _read_states(self.states.get(part))
-            alarms = []
-            for key, times, offsets, values, units, seen_us in _series_of(mine):
-                known = states.get(key)
-                detector = Detector() if known is None else Detector.from_bytes(known[1])
-                quiet_below = self.quiet_below.get(key[0], 0)
-                for time_us, offset, value, unit in zip(times, offsets, values, units, strict=True):
-                    alarm = detector.update(time_us, value, offset)
-                    if alarm is not None and alarm.begin_position >= quiet_below:
-                        alarms.append(alarm_row(dict(zip(SERIES, key, strict=True)), offset, unit, alarm))
-                states[key] = (seen_us, detector.to_bytes())
-            found.append({"part": part, "states": _write_states(self.target, states), "alarms": alarms})
-        return found
+        readings = _read_series(self.files, self.ranges, set(parts))
+        used = sorted(set(readings.parts))
+        states = {part: _read_states(self.states.get(part)) for part in used}
+        known = [states[part].get(key) for part, key in zip(readings.parts, readings.keys, strict=True)]
+        bank = DetectorBank([None if one is None else one[1] for one in known])
+        alarms: dict[int, Alarms] = {part: [] for part in used}
+        for series, row, alarm in bank.update(readings.lengths, readings.times_us, readings.values, readings.offsets):
+            key = readings.keys[series]
+            if alarm.begin_position >= self.quiet_below.get(key[0], 0):
+                unit, offset = readings.units[row].as_py(), int(readings.offsets[row])
+                found = alarm_row(dict(zip(SERIES, key, strict=True)), offset, unit, alarm)
+                alarms[readings.parts[series]].append(found)
+        for part, key, seen_us, state in zip(
+            readings.parts, readings.keys, readings.seen_us.tolist(), bank.states(), strict=True
+        ):
+            states[part][key] = (seen_us, state)
+        return [
+            {"part": part, "states": _write_states(self.target, states[part]), "alarms": alarms[part]} for part in used
+        ]
 
 
-def _sorted_rows(files: Iterable[str], ranges: Mapping[str, tuple[int, int]], parts: set[int]) -> pa.Table:
-    """Return the readings of these ranges and parts, in the order of parts, series and times."""
-    columns = [*SERIES, "offset", "event_time", "received", "value", "unit"]
-    found = []
+@dataclass(frozen=True)
+class SeriesReadings:
+    """Readings sorted by series, and within a series by time and offset."""
+
+    keys: list[tuple[str, ...]]
+    """The values of SERIES of each series."""
+    parts: list[int]
+    """The part of each series."""
+    lengths: Integers
+    """The number of readings of each series."""
+    seen_us: Integers
+    """The last time of receipt of each series."""
+    times_us: Integers
+    offsets: Integers
+    values: Floats
+    units: pa.Array
+
+
+def _read_series(files: Iterable[str], ranges: Mapping[str, tuple[int, int]], parts: set[int]) -> SeriesReadings:
+    """Return the readings of these ranges and parts. Values that detectors ignore are left out."""
+    columns = _READ.names
+    found = [_READ.empty_table()]
     for address in files:
         system, path = file_system(address)
         with system.open_input_file(path) as file:
-            content = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+            content = parquet.ParquetFile(
+                file, coerce_int96_timestamp_unit="us", read_dictionary=[*SERIES, "unit"], pre_buffer=False
+            )
             names = [name for name in columns if name in content.schema_arrow.names]
-            for batch in content.iter_batches(columns=names):
-                rows = _with_part(_with_names(_within(pa.Table.from_batches([batch]), ranges)))
-                rows = rows.filter(pc.is_in(rows.column("part"), pa.array(sorted(parts), pa.int64())))
+            for batch in content.iter_batches(READ_ROWS, columns=names):
+                rows = _within(pa.Table.from_batches([batch]), ranges)
                 if rows.num_rows:
-                    found.append(rows)
-    if not found:
-        return pa.table({"part": pa.array([], pa.int64())})
-    rows = pa.concat_tables(found)
-    return rows.sort_by([(name, "ascending") for name in ("part", *SERIES, "event_time", "offset")])
+                    found.append(_with_names(rows).select(columns).cast(_READ))
+    rows = pa.concat_tables(found).unify_dictionaries().combine_chunks()
+    rows = rows.filter(pc.less_equal(pc.abs(rows.column("value")), GREATEST))  # NaN is not less
+    codes = [_codes(rows.column(name)) for name in SERIES]
+    ids = _combined([(numbers, len(texts)) for numbers, texts in codes])
+    _, firsts, ids = np.unique(ids, return_index=True, return_inverse=True)
+    keys = list(zip(*[[texts[at] for at in numbers[firsts].tolist()] for numbers, texts in codes], strict=True))
+    part_of = np.array([zlib.crc32("\0".join(key).encode()) % PARTS for key in keys], np.int64)
+    is_mine = np.isin(part_of, sorted(parts))
+    times, offsets, seen = [_integers(rows.column(name)) for name in ("event_time", "offset", "received")]
+    chosen = np.flatnonzero(is_mine[ids])
+    order = chosen[np.lexsort((offsets[chosen], times[chosen], ids[chosen]))]
+    mine = np.flatnonzero(is_mine)
+    lengths = np.bincount(ids[chosen], minlength=len(keys))[mine]
+    begins = np.cumsum(lengths) - lengths
+    return SeriesReadings(
+        [keys[at] for at in mine.tolist()],
+        part_of[mine].tolist(),
+        lengths,
+        np.maximum.reduceat(seen[order], begins) if len(mine) else lengths,
+        times[order],
+        offsets[order],
+        rows.column("value").to_numpy()[order],
+        rows.column("unit").combine_chunks().take(pa.array(order)),
+    )
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[Integers, list[str]]:
+    """Return the number of each row's text, and the texts, of a column with one dictionary; null is an empty text."""
+    array = column.combine_chunks()
+    texts: dict[str, int] = {}
+    numbers = [texts.setdefault(text or "", len(texts)) for text in [*array.dictionary.to_pylist(), None]]
+    indices = pc.fill_null(array.indices, len(numbers) - 1).to_numpy()
+    return np.array(numbers, np.int64)[indices], list(texts)
+
+
+def _combined(columns: Sequence[tuple[Integers, int]]) -> Integers:
+    """Return a number for each row that differs if one of its numbers differs, from columns with their bounds."""
+    found, bound = np.zeros(len(columns[0][0]), np.int64), 1
+    for numbers, limit in columns:
+        if bound * limit > _MAX_COMBINED:
+            found = np.unique(found, return_inverse=True)[1]
+            bound = len(found)
+        found, bound = found * limit + numbers, bound * limit
+    return found
+
+
+def _integers(column: pa.ChunkedArray) -> Integers:
+    found: Integers = column.cast(pa.int64()).to_numpy()
+    return found
 
 
 def _within(rows: pa.Table, ranges: Mapping[str, tuple[int, int]]) -> pa.Table:
     wanted = None
+    brokers = rows.column("broker").cast(pa.string())
     for log, (begin, end) in ranges.items():
         at = rows.column("offset")
-        one = pc.and_(pc.equal(rows.column("broker"), log), pc.and_(pc.greater_equal(at, begin), pc.less(at, end)))
+        one = pc.and_(pc.equal(brokers, log), pc.and_(pc.greater_equal(at, begin), pc.less(at, end)))
         wanted = one if wanted is None else pc.or_(wanted, one)
     return rows.filter(wanted)
 
 
 def _with_names(rows: pa.Table) -> pa.Table:
-    """Fill the column `name`, which files of Godwit 0.5.0 do not have."""
-    if "name" not in rows.column_names:
-        return rows.append_column("name", pa.repeat("", rows.num_rows))
-    at = rows.schema.get_field_index("name")
-    return rows.set_column(at, "name", pc.fill_null(rows.column("name"), ""))
-
-
-def _with_part(rows: pa.Table) -> pa.Table:
-    """Add the part of each row's series. The hash is computed once for each series."""
-    texts = [rows.column(name) for name in SERIES]
-    coded = pa.concat_arrays([pa.array([], pa.string()), *pc.binary_join_element_wise(*texts, "\0").chunks])
-    coded = coded.dictionary_encode()
-    parts = pa.array([zlib.crc32(text.encode()) % PARTS for text in coded.dictionary.to_pylist()], pa.int64())
-    return rows.append_column("part", parts.take(coded.indices))
-
-
-def _series_of(rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], list[int], list[int], list[float], list[Any], int]]:
-    """Yield each series of sorted rows: its key; times, offsets, values and units; and the last time of receipt."""
-    keys = list(zip(*[rows.column(name).to_pylist() for name in SERIES], strict=True))
-    times = rows.column("event_time").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    seen = rows.column("received").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    offsets, values = rows.column("offset").to_pylist(), rows.column("value").to_pylist()
-    units = rows.column("unit").to_pylist()
-    begin = 0
-    for end in range(1, len(keys) + 1):
-        if end == len(keys) or keys[end] != keys[begin]:
-            part = slice(begin, end)
-            yield keys[begin], times[part], offsets[part], values[part], units[part], max(seen[part])
-            begin = end
+    """Add the column `name` if it is missing, as in files of Godwit 0.5.0."""
+    if "name" in rows.column_names:
+        return rows
+    return rows.append_column("name", pa.nulls(rows.num_rows, pa.string()).dictionary_encode())
 
 
 def _read_states(address: str | None) -> dict[tuple[Any, ...], tuple[int, bytes]]:
@@ -274,10 +330,14 @@ class Detection:
             {part: f"{self._folder}/{name}" for part, name in last.files.items()},
             self._folder,
         )
-        context = self._spark.sparkContext
-        tasks = max(1, min(PARTS, context.defaultParallelism))
-        parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
-        results = parts.flatMap(task.run).collect() if task.files else []
+        results: list[dict[str, Any]] = []
+        if sum(end - begin for begin, end in ranges.values()) <= SMALL_STEP:
+            results = task.run(range(PARTS))
+        elif task.files:
+            context = self._spark.sparkContext
+            tasks = max(1, min(PARTS, context.defaultParallelism))
+            parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
+            results = parts.flatMap(task.run).collect()
         alarms = [alarm for one in results for alarm in one["alarms"]]
         alarms.sort(key=lambda one: tuple(one[name] for name in _ORDER))
         files = last.files | {one["part"]: one["states"] for one in results}
@@ -297,7 +357,7 @@ class Detection:
 
     def _publish(self, manifest: Manifest) -> None:
         if manifest.alarms:
-            self._publisher.publish(self._spark, manifest.alarms, manifest.id, manifest.number)
+            self._publisher.publish(manifest.alarms, manifest.id, manifest.number)
 
     def _first_manifest(self) -> Manifest:
         """Return the last step of an earlier run, or the begin of a new query."""

@@ -92,11 +92,16 @@ _STUCK: Final = 4
 _GAP: Final = 5
 _LEAST_DECADES: Final = -math.log10(RARE)
 _SHAPE_DECADES: Final = 1 / (SHAPE * math.log(10))
-_MOST_CROSSINGS: Final = 1_000_000
+MOST_CROSSINGS: Final = 1_000_000
 _VERSION: Final = 2
 _HEAD: Final = "<BQIIbI?qQQQ?Bqqqq"  # no struct.Struct: that cannot be sent to executors
 _NUMBERS: Final = 6 + 3 * 3 + 6 + 4 + SLOTS
 MAX_STATE_BYTES: Final = struct.calcsize(_HEAD) + 8 * _NUMBERS + SLOTS
+
+
+def is_valid_state(state: bytes) -> bool:
+    """Return whether a state is one of this version."""
+    return len(state) == MAX_STATE_BYTES and state[0] == _VERSION
 
 
 def score_of(decades: float) -> float:
@@ -129,6 +134,59 @@ class Alarm(NamedTuple):
     """The time of the last reading of the event that was not calm; None until it has ended."""
 
 
+def _tail_decades(deviation: float, usual: float, excess: float, least: float) -> float:
+    """Return the decades of a deviation; 0 if it is not rare. `least` is the smallest excess."""
+    beyond = deviation - usual
+    if beyond <= 0:
+        return 0.0
+    scale = excess if excess > least else least
+    return math.log(1 + SHAPE * beyond / scale) * _SHAPE_DECADES + _LEAST_DECADES
+
+
+def _stuck_decades(readings: int, run: float, step: float, longest_run: float) -> float:
+    if readings < STUCK_LEARNING or run < STUCK_RUN or not step:
+        return 0.0  # a series that never changed is not stuck
+    times = run / max(STUCK_RUN, STUCK_FACTOR * longest_run)
+    return STUCK_DECADES * times if times >= 1 else 0.0
+
+
+def _gap_decades(interval: int, usual: float) -> float:
+    if usual <= 0 or interval < GAP_FACTOR * usual or interval < LEAST_GAP_US:
+        return 0.0
+    return math.log10(interval / usual) + _LEAST_DECADES
+
+
+def deviation_of(
+    readings: int,
+    expected: float,
+    mean: float,
+    jump: float,
+    level: float,
+    least: float,
+    jumps: tuple[float, float],
+    levels: tuple[float, float],
+    crossings: int,
+    run: tuple[float, float, float],
+    interval: int,
+    usual_interval: float,
+) -> tuple[float, int, float]:
+    """Return the decades of a reading, the number of the reason, and the value that was expected.
+
+    `jump` and `level` are signed; `jumps` and `levels` have the usual deviation and the excess; `run` has the current
+    run of one value, the smallest change, and the longest run.
+    """
+    decades = _tail_decades(abs(jump), *jumps, least)
+    reason = 0 if jump > 0 else 1
+    of_level = _tail_decades(abs(level), *levels, least)
+    if of_level > decades:
+        decades, reason, expected = of_level, 2 if level > 0 else 3, mean
+    decades *= crossings / (crossings + DOUBT)
+    stuck, gap = _stuck_decades(readings, *run), _gap_decades(interval, usual_interval)
+    if max(stuck, gap) > decades:
+        decades, reason = max(stuck, gap), _STUCK if stuck >= gap else _GAP
+    return decades, reason, expected
+
+
 class _TailEstimate:
     """The largest deviations of blocks: how often a series deviates how far."""
 
@@ -141,14 +199,6 @@ class _TailEstimate:
         """By how much, on average."""
         self.largest = 0.0
         """The largest deviation of the current block."""
-
-    def decades(self, deviation: float, least: float) -> float:
-        """Return the decades of a deviation; 0 if it is not rare. `least` is the smallest excess."""
-        beyond = deviation - self.usual
-        if beyond <= 0:
-            return 0.0
-        scale = self.excess if self.excess > least else least
-        return math.log(1 + SHAPE * beyond / scale) * _SHAPE_DECADES + _LEAST_DECADES
 
     def learn(self, blocks: int, least: float) -> None:
         """Use the current block, number `blocks` of the series, and begin the next one."""
@@ -164,6 +214,107 @@ class _TailEstimate:
         else:
             self.usual -= self.excess * step * RARE
         self.excess = max(self.excess, least)
+
+
+class AlarmEvent:
+    """The current or the last event of a series, and how many there were."""
+
+    __slots__ = (
+        "active", "active_us", "begin_expected", "begin_us", "begin_value", "habit", "habit_at", "is_open", "peak",
+        "peak_us", "peak_value", "position", "reason", "reported", "strong",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.habit = 0.0
+        """How many events there were, the older ones fading: at the reading `habit_at`."""
+        self.habit_at = 0
+        self.is_open = False
+        """Whether there is an event that has not ended."""
+        self.active = 0
+        """The number of the event's last reading that was not calm."""
+        self.strong = 0
+        """The number of its last strong reading; 0 without one."""
+        self.reported = 0.0
+        """Decades of the last alarm."""
+        self.peak = 0.0
+        self.reason = 0
+        self.begin_us = self.peak_us = self.active_us = self.position = 0
+        self.begin_value = self.begin_expected = self.peak_value = 0.0
+
+    def update(
+        self,
+        readings: int,
+        time_us: int,
+        value: float,
+        expected: float,
+        decades: float,
+        reason: int,
+        before_us: int,
+        position: int,
+    ) -> Alarm | None:
+        """Process a reading, number `readings` of the series. Return an alarm if one is due.
+
+        `before_us` is the time of the reading before it.
+        """
+        if decades >= CALM * LIMIT:
+            begin_us = before_us if reason == _GAP else time_us
+            return self._deviates(readings, time_us, value, expected, decades, reason, begin_us, position)
+        if self.is_open and readings - self.active >= PAUSE:
+            self.is_open = False
+            return self._alarm(time_us, value, expected, END, self.active_us)
+        return None
+
+    def _deviates(
+        self,
+        readings: int,
+        time_us: int,
+        value: float,
+        expected: float,
+        decades: float,
+        reason: int,
+        begin_us: int,
+        position: int,
+    ) -> Alarm | None:
+        """Process a reading that is not calm."""
+        if not self.is_open:
+            habit = self.habit * math.exp((self.habit_at - readings) / HABIT_FADES)
+            if decades < LIMIT + HABIT * habit:
+                return None
+            self.habit, self.habit_at = habit + 1, readings
+            self.is_open = True
+            self.begin_us, self.position = begin_us, position
+            self.begin_value, self.begin_expected = value, expected
+            self.reported = self.peak = 0.0
+            self.strong = 0
+            state = BEGIN
+        else:
+            state = IS_WORSE
+        self.active, self.active_us = readings, time_us
+        if decades >= STRONG:
+            self.strong = readings
+        if decades > self.peak:
+            self.peak, self.reason, self.peak_us, self.peak_value = decades, reason, time_us, value
+        if decades < WORSE * self.reported:
+            return None
+        self.reported = decades
+        return self._alarm(time_us, value, expected, state, None)
+
+    def _alarm(self, time_us: int, value: float, expected: float, state: str, end_us: int | None) -> Alarm:
+        return Alarm(
+            time_us,
+            value,
+            expected,
+            score_of(self.peak),
+            REASONS[self.reason],
+            state,
+            self.begin_us,
+            self.position,
+            self.begin_value,
+            self.begin_expected,
+            self.peak_us,
+            self.peak_value,
+            end_us,
+        )
 
 
 class Detector:
@@ -196,21 +347,7 @@ class Detector:
         """The smallest change so far, an estimate of the sensor's resolution; 0 without a change."""
         self._run = 0.0
         self._longest_run = 0.0
-        self._habit = 0.0
-        """How many events there were, the older ones fading: at the reading `_habit_at`."""
-        self._habit_at = 0
-        self._is_open = False
-        """Whether there is an event that has not ended."""
-        self._active = 0
-        """The number of the event's last reading that was not calm."""
-        self._strong = 0
-        """The number of its last strong reading; 0 without one."""
-        self._reported = 0.0
-        """Decades of the last alarm."""
-        self._peak = 0.0
-        self._reason = 0
-        self._begin_us = self._peak_us = self._active_us = self._position = 0
-        self._begin_value = self._begin_expected = self._peak_value = 0.0
+        self._event = AlarmEvent()
         self._decades = 0.0
         """Of the last reading. Not part of the state."""
 
@@ -222,12 +359,12 @@ class Detector:
     @property
     def is_anomalous(self) -> bool:
         """Whether one of the last RELEASE readings was strong and belongs to the current event."""
-        return self._is_open and 0 <= self._readings - self._strong < RELEASE
+        return self._event.is_open and 0 <= self._readings - self._event.strong < RELEASE
 
     @property
     def event_score(self) -> float:
         """The highest score of the event so far if the series is anomalous, else 0."""
-        return score_of(self._peak) if self.is_anomalous else 0.0
+        return score_of(self._event.peak) if self.is_anomalous else 0.0
 
     def update(self, time_us: int, value: float, position: int = 0) -> Alarm | None:
         """Process the next reading. Return an alarm if one is due.
@@ -247,27 +384,27 @@ class Detector:
         least = max(LEAST_SCALE * abs(self._mean), JUMP_RATE * self._step, 1e-12)
         decades, reason = 0.0, 0
         if self._blocks and readings > LEARNING:
-            decades = self._jumps.decades(jump, least)
-            reason = 0 if self._jump > 0 else 1
-            of_level = self._levels.decades(level, least)
-            if of_level > decades:
-                decades, reason, expected = of_level, 2 if self._level > 0 else 3, self._mean
-            decades *= self._crossings / (self._crossings + DOUBT)
-            others = self._stuck(), self._gap(interval)
-            if max(others) > decades:
-                decades, reason = max(others), _STUCK if others[0] >= others[1] else _GAP
+            jumps, levels = self._jumps, self._levels
+            decades, reason, expected = deviation_of(
+                readings,
+                expected,
+                self._mean,
+                self._jump,
+                self._level,
+                least,
+                (jumps.usual, jumps.excess),
+                (levels.usual, levels.excess),
+                self._crossings,
+                (self._run, self._step, self._longest_run),
+                interval,
+                self._intervals.usual,
+            )
         self._decades = decades
         self._remember(jump, level, interval, least)
         before_us, self._last_us = self._last_us, time_us
-        if decades >= CALM * LIMIT:
-            begin_us = before_us if reason == _GAP else time_us
-            return self._deviates(time_us, value, expected, decades, reason, begin_us, position)
-        if self._is_open and readings - self._active >= PAUSE:
-            self._is_open = False
-            return self._alarm(time_us, value, expected, END, self._active_us)
-        return None
+        return self._event.update(readings, time_us, value, expected, decades, reason, before_us, position)
 
-    # -- the tests ----------------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
 
     def _smooth(self, time_us: int, value: float) -> float:
         """Update means and smoothed distances. Return the value that is expected now."""
@@ -290,69 +427,8 @@ class Detector:
         self._level += (share if share > LEVEL_RATE else LEVEL_RATE) * (from_mean - self._level)
         if (self._level > 0) != self._is_above:
             self._is_above = not self._is_above
-            self._crossings = min(_MOST_CROSSINGS, self._crossings + 1)
+            self._crossings = min(MOST_CROSSINGS, self._crossings + 1)
         return expected
-
-    def _stuck(self) -> float:
-        if self._readings < STUCK_LEARNING or self._run < STUCK_RUN or not self._step:
-            return 0.0  # a series that never changed is not stuck
-        times = self._run / max(STUCK_RUN, STUCK_FACTOR * self._longest_run)
-        return STUCK_DECADES * times if times >= 1 else 0.0
-
-    def _gap(self, interval: int) -> float:
-        usual = self._intervals.usual
-        if usual <= 0 or interval < GAP_FACTOR * usual or interval < LEAST_GAP_US:
-            return 0.0
-        return math.log10(interval / usual) + _LEAST_DECADES
-
-    # -- events -------------------------------------------------------------------------------------------------------
-
-    def _deviates(
-        self, time_us: int, value: float, expected: float, decades: float, reason: int, begin_us: int, position: int
-    ) -> Alarm | None:
-        """Process a reading that is not calm."""
-        readings = self._readings
-        if not self._is_open:
-            habit = self._habit * math.exp((self._habit_at - readings) / HABIT_FADES)
-            if decades < LIMIT + HABIT * habit:
-                return None
-            self._habit, self._habit_at = habit + 1, readings
-            self._is_open = True
-            self._begin_us, self._position = begin_us, position
-            self._begin_value, self._begin_expected = value, expected
-            self._reported = self._peak = 0.0
-            self._strong = 0
-            state = BEGIN
-        else:
-            state = IS_WORSE
-        self._active, self._active_us = readings, time_us
-        if decades >= STRONG:
-            self._strong = readings
-        if decades > self._peak:
-            self._peak, self._reason, self._peak_us, self._peak_value = decades, reason, time_us, value
-        if decades < WORSE * self._reported:
-            return None
-        self._reported = decades
-        return self._alarm(time_us, value, expected, state, None)
-
-    def _alarm(self, time_us: int, value: float, expected: float, state: str, end_us: int | None) -> Alarm:
-        return Alarm(
-            time_us,
-            value,
-            expected,
-            score_of(self._peak),
-            REASONS[self._reason],
-            state,
-            self._begin_us,
-            self._position,
-            self._begin_value,
-            self._begin_expected,
-            self._peak_us,
-            self._peak_value,
-            end_us,
-        )
-
-    # -- memory -------------------------------------------------------------------------------------------------------
 
     def _count_run(self, value: float) -> None:
         change = abs(value - self._last)
@@ -393,6 +469,7 @@ class Detector:
 
     def to_bytes(self) -> bytes:
         """Return the state: MAX_STATE_BYTES."""
+        event = self._event
         head = struct.pack(
             _HEAD,
             _VERSION,
@@ -403,22 +480,22 @@ class Detector:
             self._slot_readings,
             self._is_above,
             self._last_us,
-            self._habit_at,
-            self._active,
-            self._strong,
-            self._is_open,
-            self._reason,
-            self._begin_us,
-            self._peak_us,
-            self._active_us,
-            self._position,
+            event.habit_at,
+            event.active,
+            event.strong,
+            event.is_open,
+            event.reason,
+            event.begin_us,
+            event.peak_us,
+            event.active_us,
+            event.position,
         )
         tails = [n for one in self._tails() for n in (one.usual, one.excess, one.largest)]
         numbers = [
             *(self._mean, self._jump, self._level, self._slot_sum, self._hour_error, self._mean_error),
             *tails,
-            *(self._last, self._step, self._run, self._longest_run, self._habit, self._reported),
-            *(self._peak, self._begin_value, self._begin_expected, self._peak_value),
+            *(self._last, self._step, self._run, self._longest_run, event.habit, event.reported),
+            *(event.peak, event.begin_value, event.begin_expected, event.peak_value),
             *self._hours,
         ]
         return head + struct.pack(f"<{_NUMBERS}d", *numbers) + bytes(self._days)
@@ -427,7 +504,8 @@ class Detector:
     def from_bytes(cls, state: bytes) -> Detector:
         """Restore a detector from the result of `to_bytes`. A state of another version is ignored: it learns again."""
         self = cls()
-        if len(state) != MAX_STATE_BYTES or state[0] != _VERSION:
+        event = self._event
+        if not is_valid_state(state):
             return self
         (
             _,
@@ -438,22 +516,22 @@ class Detector:
             self._slot_readings,
             self._is_above,
             self._last_us,
-            self._habit_at,
-            self._active,
-            self._strong,
-            self._is_open,
-            self._reason,
-            self._begin_us,
-            self._peak_us,
-            self._active_us,
-            self._position,
+            event.habit_at,
+            event.active,
+            event.strong,
+            event.is_open,
+            event.reason,
+            event.begin_us,
+            event.peak_us,
+            event.active_us,
+            event.position,
         ) = struct.unpack_from(_HEAD, state)
         numbers = struct.unpack_from(f"<{_NUMBERS}d", state, struct.calcsize(_HEAD))
         (self._mean, self._jump, self._level, self._slot_sum, self._hour_error, self._mean_error) = numbers[:6]
         for number, tail in enumerate(self._tails()):
             tail.usual, tail.excess, tail.largest = numbers[6 + 3 * number : 9 + 3 * number]
-        (self._last, self._step, self._run, self._longest_run, self._habit, self._reported) = numbers[15:21]
-        (self._peak, self._begin_value, self._begin_expected, self._peak_value) = numbers[21:25]
+        (self._last, self._step, self._run, self._longest_run, event.habit, event.reported) = numbers[15:21]
+        (event.peak, event.begin_value, event.begin_expected, event.peak_value) = numbers[21:25]
         self._hours = list(numbers[25:])
         self._days = bytearray(state[-SLOTS:])
         return self

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
-import pyarrow.compute as pc
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from godwit.pipeline.checkpoints import GOLD, TABLES, read_checkpoint
 from godwit.pipeline.datasets import readings
-from godwit.pipeline.datasets.catalog import GOLD_MERGES, GOLD_TABLES
+from godwit.pipeline.datasets.catalog import GOLD_MERGES
+from godwit.pipeline.gold_database import open_gold_database
 from godwit.pipeline.gold_table import GoldTable
 from godwit.pipeline.lake import HOUR, Lake, LakeTable, Ranges, TableSpec
 from godwit.pipeline.supervisor import StepQuery, StepResult
 
-STEP_OFFSETS: Final = 200_000
+STEP_OFFSETS: Final = 500_000
 """Offsets of each log in one step, whose results pass through the driver."""
 INTERVAL_S: Final = 10.0
 """From the end of a step to the next one: each rewrites the rows of the current windows, however few messages came."""
@@ -86,31 +85,20 @@ class Gold:
             if ranges:
                 groups.setdefault(ranges, []).append((table, gold))
         for ranges, group in groups.items():
-            rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
-            try:
-                self._merge_group(spark, source, dict(ranges), rows, group)
-            finally:
-                rows.unpersist()
+            self._merge_group(spark, source, dict(ranges), group)
 
-    def _merge_group(
-        self, spark: SparkSession, source: LakeTable, ranges: Ranges, rows: DataFrame, group: Sequence[_Target]
-    ) -> None:
-        """Merge these rows into tables. The parts of one table are computed together."""
-        parts = [gold for _, gold in group if gold.part is not None]
-        whole = next((one for one in GOLD_TABLES if parts and one.spec is parts[0].spec), None)
-        changed = None
-        if whole is not None and len(parts) > 1:
-            changed = whole.merged(next(table for table, gold in group if gold.part is not None), rows)
-        for table, gold in group:
-            watermarks = {_watermark_name(gold, log): end for log, (_, end) in ranges.items()}
-            if gold.part is not None and changed is not None:
-                column, value = gold.part
-                table.upsert(changed.filter(pc.equal(changed.column(column), value)), watermarks)
-            elif gold.topics_from and not source.may_have_topics(ranges, gold.topics_from):
-                table.upsert(gold.spec.schema.empty_table(), watermarks)
-            else:
-                gold.merge(table, rows, watermarks)
-            table.maintain(spark, self._retention.get(table.spec.name))
+    def _merge_group(self, spark: SparkSession, source: LakeTable, ranges: Ranges, group: Sequence[_Target]) -> None:
+        """Merge the source's rows of these ranges into tables."""
+        with open_gold_database() as database:
+            database.read(source, ranges)
+            for table, gold in group:
+                watermarks = {_watermark_name(gold, log): end for log, (_, end) in ranges.items()}
+                if gold.topics_from and not source.may_have_topics(ranges, gold.topics_from):
+                    rows = gold.spec.schema.empty_table()
+                else:
+                    rows = database.merged(gold, table)
+                table.upsert(rows, watermarks)
+                table.maintain(spark, self._retention.get(table.spec.name))
 
 
 def _bounds(source: LakeTable, log: str) -> tuple[int, int]:

@@ -12,18 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import HOUR, LakeTable, RowTimes, TableColumn, TableSpec, Watermarks, time_spans
+from godwit.pipeline.lake import HOUR, LakeTable, RowTimes, TableColumn, TableSpec, Watermarks
+from godwit.pipeline.time_spans import time_spans
 
 
 @dataclass(frozen=True)
 class GoldColumn(TableColumn):
-    """A column of a gold table, with SQL expressions for its value.
+    """A column of a gold table, with SQL expressions for its value, which both Spark and DuckDB evaluate.
 
     A key has none. Another column has either `aggregate` and `combine`, or `derived` alone.
     """
@@ -51,48 +50,36 @@ class GoldTable:
     source: TableSpec
     source_time: str
     """Column of the source by which a rebuild selects rows of a time range."""
+    rows_sql: str
+    """The same as `prepare` as a query of DuckDB, over the view `source`."""
+    parts_sql: str = "SELECT * FROM parts"
+    """The same as `prepare_combine` as a query of DuckDB, over the view `parts`."""
     prepare: Callable[[DataFrame], DataFrame] = _unchanged
     """Selects the source rows, and adds the key columns and other inputs of the `aggregate` expressions."""
     prepare_combine: Callable[[DataFrame], DataFrame] = _unchanged
     """Adds inputs of the `combine` expressions to rows of the table."""
-    part: tuple[str, Any] | None = None
-    """For one of several that make the same table: the column that divides it, and the value in this part."""
     topics_from: str = ""
     """Rows of the source whose topics do not begin with this text are not used."""
 
     def aggregate(self, source_rows: DataFrame) -> DataFrame:
         """Return rows of this table from rows of the source."""
-        return self._grouped(self.prepare(source_rows), {one.name: one.aggregate for one in self._columns})
+        return self._grouped(self.prepare(source_rows), {one.name: one.aggregate for one in self.columns})
 
     def combine(self, rows: DataFrame) -> DataFrame:
         """Return one row for each group of rows of this table that have the same keys."""
-        return self._grouped(self.prepare_combine(rows), {one.name: one.combine for one in self._columns})
+        return self._grouped(self.prepare_combine(rows), {one.name: one.combine for one in self.columns})
 
     def compute(self, source_rows: DataFrame) -> DataFrame:
         """Return the content of the whole table from all rows of the source."""
         return self.combine(self.aggregate(source_rows))
 
-    def merge(self, table: LakeTable, source_rows: DataFrame, watermarks: Watermarks) -> bool:
+    def merge_on_executors(self, table: LakeTable, source_rows: DataFrame, watermarks: Watermarks) -> bool:
         """Merge new rows of the source into the stored table, and set the watermarks, in one transaction.
 
+        This is for any number of rows: none of them passes through the driver, and all stored rows of the hours that
+        change are written again. Steps of a run use godwit.pipeline.gold_database.
+
         Return False, and write nothing, if all watermarks had been reached before.
-        """
-        return not table.has_reached(watermarks) and table.upsert(self.merged(table, source_rows), watermarks)
-
-    def merged(self, table: LakeTable, source_rows: DataFrame) -> pa.Table:
-        """Return the rows of the stored table that new rows of the source change or add."""
-        # The groups pass through the driver in any case, which writes them; there are few.
-        fresh = self.aggregate(source_rows).toArrow().cast(self.spec.schema)
-        stored = table.matching(fresh) if fresh.num_rows else fresh
-        if not stored.num_rows:
-            return fresh
-        together = source_rows.sparkSession.createDataFrame(pa.concat_tables([stored, fresh]))
-        return self.combine(together).toArrow()
-
-    def merge_on_executors(self, table: LakeTable, source_rows: DataFrame, watermarks: Watermarks) -> bool:
-        """Do the same as `merge` for any number of rows: none of them passes through the driver.
-
-        All stored rows of the hours that change are written again, so `merge` is faster for few rows.
         """
         time = self.spec.time
         assert time is not None
@@ -116,14 +103,15 @@ class GoldTable:
         return True
 
     @property
-    def _columns(self) -> Sequence[GoldColumn]:
+    def columns(self) -> Sequence[GoldColumn]:
+        """The columns of the table."""
         return [one for one in self.spec.columns if isinstance(one, GoldColumn)]
 
     def _grouped(self, rows: DataFrame, expressions: dict[str, str]) -> DataFrame:
         """Return one row for each group of rows with the same keys."""
         plain = [sf.expr(sql).alias(name) for name, sql in expressions.items() if sql]
         found = rows.groupBy(*self.spec.keys).agg(*plain)
-        derived = {one.name: sf.expr(one.derived) for one in self._columns if one.derived}
+        derived = {one.name: sf.expr(one.derived) for one in self.columns if one.derived}
         if derived:
             found = found.withColumns(derived)
         return found.select(*self.spec.schema.names)

@@ -17,14 +17,12 @@ A table of an older Godwit may lack columns. Reading returns null for them; the 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial, reduce
-from operator import or_
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -49,6 +47,7 @@ from godwit.pipeline.files import (
     read_statistics,
     write_rows,
 )
+from godwit.pipeline.time_spans import TimeSpan, spans_condition, spans_filter, time_spans
 
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException, OSError)
 """Errors of the libraries if files of a table are damaged, missing or unreachable: see errors.explained_store."""
@@ -70,11 +69,9 @@ DAY: Final = timedelta(days=1)
 compaction it is vacuumed sooner, at most once an hour. Rows expire once an hour."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 MAX_REPAIR_TASKS: Final = 64
-MAX_SPANS: Final = 8
-MAX_SPAN_GAP: Final = timedelta(days=1)
-"""Times that are no further apart than this are in one span."""
-_CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
-"""A table may have a transaction per second, and each is a file of the Delta log."""
+_CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours", "delta.checkpointInterval": "10"}
+"""A table may have a transaction per second, and each is a file of the Delta log. Opening a table, and looking for its
+watermarks, reads all of them since the last checkpoint."""
 _PROBE: Final = "bronze/messages"
 _PROBE_OPTIONS: Final = {"max_retries": "2", "retry_timeout": "10s", "timeout": "5s", "connect_timeout": "5s"}
 """Of deltalake, whose defaults would retry for minutes."""
@@ -87,8 +84,6 @@ Watermarks: TypeAlias = Mapping[str, int]
 """By name, see the module's docstring."""
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 """By log: the first offset, and the offset behind the last."""
-TimeSpan: TypeAlias = tuple[datetime, datetime]
-"""First and last time, both included."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STATISTICS_MS: Final = timedelta(milliseconds=1)
 """Times in statistics of files that deltalake has written are rounded down to this."""
@@ -195,6 +190,9 @@ class LakeTable:
     _delta: DeltaTable | None = field(default=None, init=False, repr=False)
     _first_offsets: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     """By log. Rows are never added before them, so they remain lower bounds."""
+    _watermarks: dict[str, int | None] = field(default_factory=dict, init=False, repr=False)
+    _watermarks_of: int = field(default=-1, init=False, repr=False)
+    """Watermarks that were read, and the version of the table that has them."""
     _next_expiry: datetime = field(default=_EPOCH, init=False, repr=False)
     _next_idle: datetime = field(default=_EPOCH, init=False, repr=False)
 
@@ -250,7 +248,8 @@ class LakeTable:
         if self.has_reached(watermarks):
             return False
         if rows.num_rows:
-            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_commit_properties(watermarks))
+            with self._transaction(delta, watermarks) as properties:
+                write_deltalake(delta, self._cast(rows), mode="append", commit_properties=properties)
         else:
             self._commit(delta, [], watermarks)
         return True
@@ -265,7 +264,7 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        before_us = delta.transaction_version(_EXPIRED)
+        before_us = self._watermark(delta, _EXPIRED)
         if before_us is not None and rows.num_rows:
             assert self.spec.expires_by is not None
             rows = rows.filter(pc.greater_equal(rows.column(self.spec.expires_by), pa.scalar(before_us, TIMESTAMP)))
@@ -276,14 +275,15 @@ class LakeTable:
         conditions = [self._equal(key) for key in self.spec.keys]
         if self.spec.time is not None:
             conditions.append(spans_condition(f'target."{self.spec.time}"', self._spans(rows)))
-        merge = delta.merge(
-            rows,
-            predicate=" AND ".join(conditions),
-            source_alias="source",
-            target_alias="target",
-            commit_properties=_commit_properties(watermarks),
-        )
-        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        with self._transaction(delta, watermarks) as properties:
+            merge = delta.merge(
+                rows,
+                predicate=" AND ".join(conditions),
+                source_alias="source",
+                target_alias="target",
+                commit_properties=properties,
+            )
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
 
     def replace(self, rows: pa.Table) -> None:
@@ -403,11 +403,11 @@ class LakeTable:
         if keep is not None and (is_last or now >= self._next_expiry):
             self._next_expiry = now + HOUR
             self.expire(spark, now - keep, unread())
-        last, number = [delta.transaction_version(name) or 0 for name in (_COMPACTED_VERSION, _COMPACTIONS)]
+        last, number = [self._watermark(delta, name) or 0 for name in (_COMPACTED_VERSION, _COMPACTIONS)]
         commits = delta.version() - last
         created_us = 1000 * (delta.metadata().created_time or 0)
         compacted, vacuumed = [
-            _EPOCH + timedelta(microseconds=delta.transaction_version(name) or created_us)
+            _EPOCH + timedelta(microseconds=self._watermark(delta, name) or created_us)
             for name in (_COMPACTED, _VACUUMED)
         ]
         is_many = commits >= COMPACT_EVERY
@@ -449,13 +449,17 @@ class LakeTable:
         return len(removed)
 
     def bring_forward(self, spark: SparkSession) -> int:
-        """Add columns that the table lacks, and statistics that its files lack. Return the number of such files.
+        """Add columns and properties that the table lacks, and statistics that its files lack.
+
+        Return the number of such files.
 
         Files of Godwit 0.5.0 have statistics of two columns only, and older files have none of a column that was added.
         """
         if self.version is None:
             return 0
         delta = self._open_for_writing()
+        if missing := _CONFIGURATION.items() - delta.metadata().configuration.items():
+            delta.alter.set_table_properties(dict(missing))
         added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         files = {file["path"]: file for file in added if not self._has_statistics(file)}
         if files:
@@ -474,7 +478,7 @@ class LakeTable:
     def watermark(self, name: str) -> int | None:
         """Return the watermark of this name, or None if it was never set."""
         delta = self._open()
-        return None if delta is None else delta.transaction_version(name)
+        return None if delta is None else self._watermark(delta, name)
 
     def first_offset(self, log: str) -> int | None:
         """Return a lower bound of the offsets of a log, from the Delta log's statistics; None without such rows."""
@@ -575,7 +579,7 @@ class LakeTable:
         delta = self._open()
         if delta is None:
             return self.spec.schema.empty_table()
-        where = None if self.spec.time is None else _spans_filter(self.spec.time, self._spans(rows))
+        where = None if self.spec.time is None else spans_filter(self.spec.time, self._spans(rows))
         keys = list(self.spec.keys)
         wanted = self._cast(rows).select(keys).group_by(keys).aggregate([])
         # Batch by batch: the same files may hold a very large number of rows with other keys.
@@ -603,9 +607,26 @@ class LakeTable:
                 return None
             self._check_columns(delta)
             self._delta = delta
-        else:
+        elif "://" in self.address or Path(_log_path(self.address, self._delta.version() + 1)).exists():
             self._delta.update_incremental()
         return self._delta
+
+    def _watermark(self, delta: DeltaTable, name: str) -> int | None:
+        """Return the watermark of this name. deltalake reads the Delta log for each, so they are kept."""
+        if self._watermarks_of != delta.version():
+            self._watermarks, self._watermarks_of = {}, delta.version()
+        if name not in self._watermarks:
+            self._watermarks[name] = delta.transaction_version(name)
+        return self._watermarks[name]
+
+    @contextmanager
+    def _transaction(self, delta: DeltaTable, watermarks: Watermarks) -> Iterator[CommitProperties]:
+        """Yield the properties of a transaction that sets watermarks, and is committed in the block."""
+        before = delta.version()
+        yield _commit_properties(watermarks)
+        if self._watermarks_of == before and delta.version() == before + 1:  # no other transaction came between
+            self._watermarks |= watermarks
+            self._watermarks_of = delta.version()
 
     def _open_for_writing(self) -> DeltaTable:
         """Return the latest version of the table. Create it if needed, and add columns that it lacks."""
@@ -661,8 +682,8 @@ class LakeTable:
         watermarks: Watermarks,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
-        properties = _commit_properties(watermarks)
-        delta.create_write_transaction(list(actions), mode, delta.schema(), commit_properties=properties)
+        with self._transaction(delta, watermarks) as properties:
+            delta.create_write_transaction(list(actions), mode, delta.schema(), commit_properties=properties)
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
         return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
@@ -716,6 +737,11 @@ def _commit_properties(watermarks: Watermarks) -> CommitProperties:
     return CommitProperties(app_transactions=[Transaction(name, at, now_ms) for name, at in watermarks.items()])
 
 
+def _log_path(address: str, version: int) -> str:
+    """Return the path of a transaction in the Delta log of a table in a folder."""
+    return f"{address}/_delta_log/{version:020}.json"
+
+
 def _type_name(kind: Any) -> str:
     """Return the name of a type of Delta: long, double, timestamp."""
     return str(getattr(kind, "type", kind))
@@ -763,38 +789,9 @@ def _overlap(file: Mapping[str, Any], times: RowTimes) -> Literal["whole", "part
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
-def time_spans(times: Iterable[datetime]) -> list[TimeSpan]:
-    """Return at most MAX_SPANS spans, in order, that cover all of these times.
-
-    One span would do if all clocks were right; a single device with a clock that is off by years would make it cover
-    the whole table.
-    """
-    ordered = sorted(set(times))
-    gaps = [(later - earlier, later) for earlier, later in itertools.pairwise(ordered)]
-    widest = sorted((gap for gap in gaps if gap[0] > MAX_SPAN_GAP), reverse=True)[: MAX_SPANS - 1]
-    begins = sorted([ordered[0], *[later for _, later in widest]]) if ordered else []
-    ends = [max(at for at in ordered if at < begin) for begin in begins[1:]] + ordered[-1:]
-    return list(zip(begins, ends, strict=True))
-
-
-def spans_condition(column: str, spans: Iterable[TimeSpan]) -> str:
-    """Return the SQL condition that a column is in one of the spans."""
-    parts = [f"({column} >= {_sql_time(begin)} AND {column} <= {_sql_time(end)})" for begin, end in spans]
-    return f"({' OR '.join(parts)})"
-
-
-def _spans_filter(column: str, spans: Iterable[TimeSpan]) -> pc.Expression:
-    return reduce(or_, [(pc.field(column) >= begin) & (pc.field(column) <= end) for begin, end in spans])
-
-
 def _hour_of(at: datetime) -> datetime:
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _micros(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
-
-
-def _sql_time(at: datetime) -> str:
-    """Return a literal in the tables' own unit: Delta compares no other with them."""
-    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"

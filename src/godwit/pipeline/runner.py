@@ -41,7 +41,7 @@ from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.ingest import KINDS, READINGS, RangeWriter, TargetTable, TaskResult
 from godwit.pipeline.lake import Lake, LakeTable, Ranges, TableSpec
 from godwit.pipeline.repair import is_repair_incomplete
-from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
+from godwit.pipeline.supervisor import SMALL_STEP, RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
 from godwit.spark.offsets import Offsets, Position
 from godwit.spark.options import read_options
 from godwit.spark.reader import ALL_COLUMNS, LogPartition, StreamReader
@@ -208,8 +208,11 @@ class TablesWriter:
             self._definitions.update(self._defining_messages(partitions), ends)
             decoding = Decoding(self._rules, tuple(self._definitions.rows_since(begins[READINGS])))
             task = RangeWriter(self._planner, partitions, targets, BatchDecoder(decoding).split)
-            numbers = self._spark.sparkContext.parallelize(range(len(partitions)), len(partitions))
-            results = numbers.map(task).collect()
+            if sum(one.range.rows for one in partitions) <= SMALL_STEP:
+                results = [task(number) for number in range(len(partitions))]
+            else:
+                numbers = self._spark.sparkContext.parallelize(range(len(partitions)), len(partitions))
+                results = numbers.map(task).collect()
         self._added = {}
         for kind, table in self._tables.items():
             known = {log: table.watermark(log) for log in ends}

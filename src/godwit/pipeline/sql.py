@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from deltalake import DeltaTable
 
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.errors import PipelineError, explained_store, is_store_error
-from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.lake import Lake, LakeTable, TableSpec
 from godwit.pipeline.session import scratch_folder
 
 if TYPE_CHECKING:  # a query by DuckDB does not import PySpark
@@ -40,7 +40,7 @@ SPILL_PREFIX: Final = "godwit-query-"
 BATCH_ROWS: Final = 10_000
 SIGNAL_POLL_S: Final = 0.1
 T = TypeVar("T")
-_SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
+SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
@@ -56,7 +56,7 @@ _SPARK_SENTENCE: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] [^\n]+")
 _CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
-_SQL_TYPES: Final = {
+SQL_TYPES: Final = {
     pa.map_(pa.string(), pa.string()): "MAP(VARCHAR, VARCHAR)",
     pa.string(): "VARCHAR",
     pa.binary(): "BLOB",
@@ -100,7 +100,7 @@ def open_database(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
     limits = {"memory_limit": f"{memory_mb()}MB"}
     with (
         scratch_folder(SPILL_PREFIX) as folder,
-        duckdb.connect(config=_SETTINGS | limits | {"temp_directory": str(folder)}) as database,
+        duckdb.connect(config=SETTINGS | limits | {"temp_directory": str(folder)}) as database,
     ):
         with short_errors():  # a file may be missing or damaged
             _add_views(database, lake)
@@ -121,7 +121,7 @@ def _add_views(database: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     for spec in ALL:
         allowed += _add_view(database, lake.table(spec))
     database.execute("SET TimeZone = 'UTC'")
-    database.execute(f"SET allowed_paths = [{', '.join(map(_quoted, allowed))}]")
+    database.execute(f"SET allowed_paths = [{', '.join(map(quoted, allowed))}]")
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
 
@@ -135,13 +135,18 @@ def _add_view(database: duckdb.DuckDBPyConnection, table: LakeTable) -> list[str
         # Through deltalake: DuckDB's own access to object stores is an extension that it would have to download.
         database.register(name, delta.to_pyarrow_dataset(schema=table.spec.schema))
         return []
-    typed = ", ".join(f'CAST(NULL AS {_SQL_TYPES[one.type]}) AS "{one.name}"' for one in table.spec.schema)
-    view = f'CREATE VIEW "{name}" AS SELECT {typed} WHERE false'
-    if files:  # older files may lack columns, which are null then
-        listed = ", ".join(map(_quoted, files))
-        view += f" UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], union_by_name = true)"
-    database.execute(view)
+    database.execute(f'CREATE VIEW "{name}" AS {view_sql(table.spec, files)}')
     return files
+
+
+def view_sql(spec: TableSpec, files: Sequence[str]) -> str:
+    """Return SQL for the rows of files of a table. Older files may lack columns, which are null then."""
+    typed = ", ".join(f'CAST(NULL AS {SQL_TYPES[one.type]}) AS "{one.name}"' for one in spec.schema)
+    found = f"SELECT {typed} WHERE false"
+    if files:
+        listed = ", ".join(map(quoted, files))
+        found += f" UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], union_by_name = true)"
+    return found
 
 
 def _files(table: LakeTable, delta: DeltaTable) -> list[str]:
@@ -150,7 +155,8 @@ def _files(table: LakeTable, delta: DeltaTable) -> list[str]:
     return [f"{table.address}/{unquote(path)}" for path in added.column("path").to_pylist()]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -21,6 +21,8 @@ FIRST_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
 POLL_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 4.0
+SMALL_STEP: Final = 5_000
+"""Offsets of a step that the driver processes itself: starting a job of Spark would take longer."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +167,8 @@ class StepQuery:
             self._error = error
 
     def _wait_until(self, next_at: float) -> None:
-        """Wait for the next step, or for the end of the input."""
-        was_complete = self._is_input_complete()
-        while (wait_s := next_at - time.monotonic()) > 0 and self._is_input_complete() == was_complete:
+        """Wait for the next step, or until the input is complete: its last rows may have come during the step."""
+        while (wait_s := next_at - time.monotonic()) > 0 and not self._is_input_complete():
             if self._stop.wait(min(POLL_S, wait_s)):
                 return
 

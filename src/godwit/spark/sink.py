@@ -51,8 +51,7 @@ class _SinkWriter:
 
     def _stage(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int) -> StagedPartition:
         context = TaskContext.get()
-        assert context is not None, "rows are staged in tasks of Spark"
-        partition = context.partitionId()
+        partition = 0 if context is None else context.partitionId()  # None: the pipeline writes without a task
         # Random, because Spark's own number restarts with the driver and would collide with stages of an earlier one.
         attempt = random.SystemRandom().getrandbits(62)
         name = {

@@ -16,12 +16,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.detector import Alarm
 from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
 from godwit.spark.archive import Archive, ArchiveError
-from godwit.spark.options import WRITING, read_options
+from godwit.spark.options import WRITING, read_options, write_options
+from godwit.spark.sink import BatchWriter
 
 ALERT_PREFIX: Final = "alerts/"
 ALERT_PUBLISHER: Final = "pipeline"
@@ -111,7 +112,7 @@ class AlertPublisher:
         self._addresses: dict[str, str] = {}
         """By the id of the broker's log."""
 
-    def publish(self, spark: SparkSession, alarms: list[dict[str, Any]], query: str, batch: int) -> None:
+    def publish(self, alarms: list[dict[str, Any]], query: str, batch: int) -> None:
         """Publish the alarms of a step, results of `alarm_row`, each to its broker. A repeated call does nothing.
 
         Raise ArchiveError if no archive has the log of an alarm.
@@ -120,9 +121,8 @@ class AlertPublisher:
             rows = alert_messages([one for one in alarms if one["broker"] == broker])
             options = self._options | {"archive": self._address(broker), "publisher": ALERT_PUBLISHER}
             options |= {"query": query, "batch": str(batch)}
-            # One partition keeps their order in the log.
-            frame = spark.createDataFrame(rows).coalesce(1)
-            frame.write.format("godwit").options(**options).mode("append").save()
+            writer = BatchWriter(write_options(options), from_arrow_schema(rows.schema))
+            writer.commit([writer.write(iter(rows.to_batches()))])  # they are few: no job of Spark
 
     def _address(self, broker: str) -> str:
         if broker not in self._addresses:

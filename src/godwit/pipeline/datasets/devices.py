@@ -50,8 +50,8 @@ SPEC: Final = TableSpec(
         GoldColumn(
             "longest_gap_s",
             pa.float64(),
-            aggregate="coalesce(max(pause_s), 0D)",
-            combine="coalesce(greatest(max(longest_gap_s), max(between_s)), 0D)",
+            aggregate="coalesce(max(pause_s), 0e0)",
+            combine="coalesce(greatest(max(longest_gap_s), max(between_s)), 0e0)",
         ),
         GoldColumn(
             "gaps",
@@ -74,18 +74,18 @@ SPEC: Final = TableSpec(
 def _prepare(messages: DataFrame) -> DataFrame:
     """Add the pause before each message. The broker's own topics are left out."""
     group = Window.partitionBy(*_KEYS)
-    seconds = sf.unix_micros("received") / 1e6
+    at_us = sf.unix_micros("received")
     rows = messages.where("NOT startswith(topic, '$')")
-    rows = rows.withColumn("pause_s", seconds - sf.lag(seconds).over(group.orderBy("offset")))
+    rows = rows.withColumn("pause_s", (at_us - sf.lag(at_us).over(group.orderBy("offset"))) / 1e6)
     return rows.withColumn("is_gap", _is_gap(sf.col("pause_s"), sf.avg("pause_s").over(group)))
 
 
 def _prepare_combine(rows: DataFrame) -> DataFrame:
     """Add the pause between the last message of one row and the first message of the next."""
     group = Window.partitionBy(*_KEYS)
-    first_s, last_s = sf.unix_micros("first_received") / 1e6, sf.unix_micros("last_received") / 1e6
-    previous_s = sf.lag(last_s).over(group.orderBy("first_received", "last_received"))
-    rows = rows.withColumn("between_s", sf.greatest(first_s - previous_s, sf.lit(0.0)))
+    first_us, last_us = sf.unix_micros("first_received"), sf.unix_micros("last_received")
+    between_us = first_us - sf.lag(last_us).over(group.orderBy("first_received", "last_received"))
+    rows = rows.withColumn("between_s", sf.greatest(between_us / 1e6, sf.lit(0.0)))
     pauses = sf.sum("messages").over(group) - 1
     span_us = sf.max(sf.unix_micros("last_received")).over(group) - sf.min(sf.unix_micros("first_received")).over(group)
     rows = rows.withColumn("mean_s", sf.when(pauses > 0, span_us / 1e6 / pauses))
@@ -96,6 +96,33 @@ def _is_gap(pause_s: Column, mean_s: Column) -> Column:
     return pause_s > sf.greatest(mean_s * GAP_FACTOR, sf.lit(MIN_GAP_S))
 
 
+_GAP: Final = f"greatest({{mean_s}} * {GAP_FACTOR}, {MIN_GAP_S}) AS is_gap"
+_ROWS: Final = f"""
+    SELECT *, pause_s > {_GAP.format(mean_s="avg(pause_s) OVER (PARTITION BY broker, topic)")}
+    FROM (
+        SELECT *, (epoch_us(received) - lag(epoch_us(received)) OVER (
+            PARTITION BY broker, topic ORDER BY "offset")) / 1e6 AS pause_s
+        FROM source WHERE NOT starts_with(topic, '$')
+    )"""
+_PARTS: Final = f"""
+    SELECT *, between_s > {_GAP.format(mean_s="mean_s")}
+    FROM (
+        SELECT
+            *,
+            greatest((epoch_us(first_received) - lag(epoch_us(last_received)) OVER (
+                same ORDER BY first_received, last_received)) / 1e6, 0) AS between_s,
+            (max(epoch_us(last_received)) OVER same - min(epoch_us(first_received)) OVER same) / 1e6
+                / nullif(sum(messages) OVER same - 1, 0) AS mean_s
+        FROM parts WINDOW same AS (PARTITION BY broker, topic)
+    )"""
+
 TABLE: Final = GoldTable(
-    SPEC, "devices", bronze.SPEC, source_time="received", prepare=_prepare, prepare_combine=_prepare_combine
+    SPEC,
+    "devices",
+    bronze.SPEC,
+    source_time="received",
+    rows_sql=_ROWS,
+    parts_sql=_PARTS,
+    prepare=_prepare,
+    prepare_combine=_prepare_combine,
 )

@@ -49,7 +49,7 @@ def _times(name: str, count: str, doc: str) -> tuple[GoldColumn, ...]:
             f"{name}_s_p95",
             pa.float64(),
             derived=f"if(kll_sketch_get_n_double({name}_sketch) = 0, null, "
-            f"kll_sketch_get_quantile_double({name}_sketch, 0.95D))",
+            f"kll_sketch_get_quantile_double({name}_sketch, 0.95e0))",
         ),
         GoldColumn(f"{name}_s_max", pa.float64(), aggregate=f"max({name}_s)", combine=f"max({name}_s_max)"),
     )
@@ -107,6 +107,28 @@ def _prepare(messages: DataFrame) -> DataFrame:
     )
 
 
+_ROWS: Final = f"""
+    SELECT
+        broker,
+        substring(topic, {len(TOPICS) + 1}) AS kind,
+        make_timestamptz(epoch_us(received) // 3600000000 * 3600000000) AS hour,
+        event,
+        if(event = 'finished', TRY_CAST(json_extract_string(json, '$.ran_us') AS BIGINT) / 1e6, NULL) AS run_s,
+        if(event = 'leased', TRY_CAST(json_extract_string(json, '$.waited_us') AS BIGINT) / 1e6, NULL) AS wait_s
+    FROM (
+        SELECT *, json_extract_string(json, '$.event') AS event
+        FROM (
+            SELECT *, if(json_valid(TRY(decode(payload))), TRY(decode(payload)), NULL) AS json
+            FROM source WHERE starts_with(topic, '{TOPICS}')
+        )
+    )"""
+
 TABLE: Final = GoldTable(
-    SPEC, "job_statistics", bronze.SPEC, source_time="received", prepare=_prepare, topics_from=TOPICS
+    SPEC,
+    "job_statistics",
+    bronze.SPEC,
+    source_time="received",
+    rows_sql=_ROWS,
+    prepare=_prepare,
+    topics_from=TOPICS,
 )

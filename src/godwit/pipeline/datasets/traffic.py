@@ -20,7 +20,7 @@ SPEC: Final = TableSpec(
         GoldColumn("publisher", pa.string()),
         GoldColumn("hour", TIMESTAMP),
         GoldColumn("messages", pa.int64(), aggregate="count(*)", combine="sum(messages)"),
-        GoldColumn("payload_bytes", pa.int64(), aggregate="sum(length(payload))", combine="sum(payload_bytes)"),
+        GoldColumn("payload_bytes", pa.int64(), aggregate="sum(octet_length(payload))", combine="sum(payload_bytes)"),
         GoldColumn(
             "topics", pa.int64(), "distinct, estimated from the sketch", derived="hll_sketch_estimate(topics_sketch)"
         ),
@@ -51,4 +51,6 @@ def _prepare(messages: DataFrame) -> DataFrame:
     return messages.withColumn("hour", sf.date_trunc("hour", "received"))
 
 
-TABLE: Final = GoldTable(SPEC, "traffic", bronze.SPEC, source_time="received", prepare=_prepare)
+_ROWS: Final = "SELECT *, make_timestamptz(epoch_us(received) // 3600000000 * 3600000000) AS hour FROM source"
+
+TABLE: Final = GoldTable(SPEC, "traffic", bronze.SPEC, source_time="received", rows_sql=_ROWS, prepare=_prepare)

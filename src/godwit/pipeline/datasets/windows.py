@@ -18,7 +18,7 @@ _KEYS: Final = ("broker", "topic", "quantity", "name", "window_s", "window_start
 
 
 def _percentile(percent: int, doc: str) -> GoldColumn:
-    derived = f"kll_sketch_get_quantile_double(sketch, {percent / 100}D)"
+    derived = f"kll_sketch_get_quantile_double(sketch, {percent / 100}e0)"
     return GoldColumn(f"p{percent}", pa.float64(), doc, derived=derived)
 
 
@@ -89,21 +89,33 @@ def _prepare_combine(rows: DataFrame) -> DataFrame:
     return rows.withColumn("whole_mean", whole_mean)
 
 
-def _table(name: str, lengths_s: tuple[int, ...], part: tuple[str, int] | None = None) -> GoldTable:
+_ROWS: Final = """
+    SELECT
+        * REPLACE (coalesce(name, '') AS name),
+        make_timestamptz(time_us - (time_us % length_us + length_us) % length_us) AS window_start
+    FROM (
+        SELECT *, epoch_us(event_time) AS time_us, window_s * 1000000 AS length_us
+        FROM source CROSS JOIN (SELECT unnest({lengths_s}::BIGINT[]) AS window_s)
+    )"""
+_PARTS: Final = f"""
+    SELECT *, sum(count * mean) OVER same / sum(count) OVER same AS whole_mean
+    FROM parts WINDOW same AS (PARTITION BY {", ".join(_KEYS)})"""
+
+
+def _table(name: str, lengths_s: tuple[int, ...]) -> GoldTable:
     return GoldTable(
         SPEC,
         name,
         readings.SPEC,
         source_time="event_time",
+        rows_sql=_ROWS.format(lengths_s=list(lengths_s)),
+        parts_sql=_PARTS,
         prepare=partial(_prepare, lengths_s),
         prepare_combine=_prepare_combine,
-        part=part,
     )
 
 
 TABLE: Final = _table("windows", LENGTHS_S)
-BY_LENGTH: Final = tuple(
-    _table(f"windows of {length_s} s", (length_s,), ("window_s", length_s)) for length_s in LENGTHS_S
-)
-"""One for each length, computed together and merged separately: the current hour changes with each step and its past
+BY_LENGTH: Final = tuple(_table(f"windows of {length_s} s", (length_s,)) for length_s in LENGTHS_S)
+"""One for each length, merged separately: the current hour changes with each step and its past
 minutes do not, so they should not share files."""

@@ -12,8 +12,8 @@ from tests.net.log_stands import PATIENCE_S, Asker, DiskReader, DiskStore, Liste
 from godwit.broker.effects import Append, Committed, Failed, Found, Located, Losing, Notice, Read
 from godwit.errors import DiskError
 from godwit.net import durable_log
+from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.net.durable_log import READS_A_TURN, FairQueue, ThreadedLog
-from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.port import Slice
 from godwit.wire.changes import StoredState
 

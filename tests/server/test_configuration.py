@@ -588,7 +588,10 @@ def test_a_cluster() -> None:
         (CLUSTER.replace('"plant"', '"p.q"'), "cluster.name is no name"),
         (CLUSTER.replace(', "nats://[fd00::3]:4222"', ""), "cluster.servers has 2 addresses: give 3 or more"),
         (CLUSTER.replace("nats://10.0.0.2", "nats://u:secret@10.0.0.2"), "an address that is not nats://HOST:PORT"),
-        (CLUSTER.replace("http://10.0.0.2", "10.0.0.2"), "cluster.monitors has an address that is not http://HOST:PORT"),
+        (
+            CLUSTER.replace("http://10.0.0.2", "10.0.0.2"),
+            "cluster.monitors has an address that is not http://HOST:PORT",
+        ),
         (f"{CLUSTER}suspect_s = 0.5", "at least twice heartbeat_s"),
         (f"{CLUSTER}withdraw_s = 0", "cluster.withdraw_s is 0"),
         (f'{CLUSTER}password = "x"', "a password and no user"),

@@ -91,6 +91,12 @@ CODES: Final[dict[Code, Explanation]] = {
         "Connect to `udps://HOST:PORT` with Godwit 0.6 or newer. If the key of the broker has changed on purpose, "
         "remove its line from `known_brokers`, or pin the new fingerprint, which the broker prints when it starts.",
     ),
+    Code.STANDBY: Explanation(
+        "This broker is a standby of a cluster, and another one is active, or will be within seconds.",
+        "A client knows the address of one node only, or the cluster is changing its active node.",
+        "Connect with the addresses of all nodes, as in `connect(\"a:50000,b:50000,c:50000\")`: clients move to the "
+        "active one. `godwit cluster status` shows the nodes.",
+    ),
     Code.UNKNOWN_KIND: Explanation(
         "The broker does not know a request of the client.",
         "The client is newer than the broker.",

@@ -19,12 +19,14 @@ import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
 from godwit.compiled_core import describe_form
-from godwit.errors import GodwitError, UsageError
+from godwit.errors import GodwitError, NodeStoppedError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 EXIT_ERROR: Final = 1
+EXIT_STOPPED: Final = 4
+"""A node of a cluster must not be started again before the operator has acted."""
 
 
 class Section(NamedTuple):
@@ -442,7 +444,7 @@ def run(app: typer.Typer) -> NoReturn:
     except GodwitError as error:
         text = " ".join(str(error).split()) or type(error).__name__
         print(f"godwit: {safe(text)}", file=sys.stderr)  # the text may come from a broker
-        sys.exit(EXIT_ERROR)
+        sys.exit(EXIT_STOPPED if isinstance(error, NodeStoppedError) else EXIT_ERROR)
     except KeyboardInterrupt:  # before and after a command; typer handles it within one
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0)

@@ -49,6 +49,28 @@ class WritableStore(Store, CheckpointStore, Protocol):
     def close(self) -> None: ...
 
 
+class AppendWriter(Protocol):
+    """The interface of LogWriter that the log of a broker uses, and that figures and metrics read."""
+
+    lets_read: threading.Event
+    has_reported_all: threading.Event
+    commits: int
+    commit_seconds: Distribution
+    commit_bytes: Distribution
+    commit_messages: Distribution
+    failures: int
+    deleted_messages: int
+    busy_since: float | None
+
+    @property
+    def problem(self) -> str: ...
+    def start(self) -> None: ...
+    def append(self, append: PendingAppend) -> None: ...
+    def probe(self) -> None: ...
+    def end(self) -> None: ...
+    def join(self, timeout_s: float | None = None) -> bool: ...
+
+
 class RetentionStep(Protocol):
     """A step of retention: returns the deleted messages, or None if nothing was due."""
 

@@ -179,5 +179,3 @@ def place_of(data: Path) -> bytes:
         return b"" if found is None else bytes(found[0])
     finally:
         connection.close()
-
-

@@ -97,7 +97,9 @@ class NodeProcess:
 class Cluster:
     """Three nodes, with NATS servers of their own or with given ones."""
 
-    def __init__(self, folder: Path, servers: NatsServers | None, *, more: str = "", count: int = 3) -> None:
+    def __init__(
+        self, folder: Path, servers: NatsServers | None, *, head: str = "", more: str = "", count: int = 3
+    ) -> None:
         self.folder = folder
         self.ports = free_ports(count)
         self.nodes: list[NodeProcess] = []
@@ -111,7 +113,7 @@ class Cluster:
                 NodeProcess(
                     f"n{number + 1}",
                     folder / f"n{number + 1}",
-                    f'listen = ["127.0.0.1:{self.ports[number]}"]\n'
+                    f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
                     f'[log]\ndata = "data"\n[archive]\nlisten = "none"\n'
                     f'[cluster]\nname = "test"\nnode = "n{number + 1}"\nservers = {_places(ports, "nats://")}\n'
                     f"monitors = {_places(monitors, 'http://')}\n{more}{run}",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -260,13 +263,11 @@ def test_a_stream_that_was_deleted_and_made_anew_stops_the_nodes(cluster: Cluste
         async with godwit.connect(cluster.address) as client:
             for number in range(20):
                 await client.publish("a", b"%d" % number, qos=1)
-        client = await nats.connect(servers=servers.settings().servers)
-        await client.jetstream().delete_stream("GODWIT_test")
-        await client.close()
+        connection = await nats.connect(servers=servers.settings().servers)
+        await connection.jetstream().delete_stream("GODWIT_test")
+        await connection.close()
 
-    places = [place_of(node.data) for node in cluster.nodes]
     asyncio.run(main())
-    assert places
     for node in cluster.nodes:
         node.end(signal.SIGKILL)
         node.start()
@@ -308,3 +309,135 @@ def test_an_older_copy_of_a_folder_catches_up(cluster: Cluster) -> None:
     shutil.rmtree(standby.data)
     (standby.folder / "copy").rename(standby.data)
     check_logs(cluster, traffic)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def godwit_command(*arguments: object, code: int = 0) -> str:
+    command = [sys.executable, "-m", "godwit", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_status_handover_and_check(cluster: Cluster) -> None:
+    config = cluster.nodes[0].file
+    assert "has not begun" in godwit_command("cluster", "status", "--config", config, code=1)
+    cluster.start()
+    former = cluster.wait_for_active()
+    target = next(node for node in cluster.nodes if node is not former)
+    wait_until(lambda: len(json.loads(godwit_command("cluster", "status", "--config", config, "--json"))["nodes"]) == 3)
+    assert "cluster test: 3 nodes" in godwit_command("cluster", "status", "--config", config)
+    traffic = Traffic(cluster.address)
+
+    def hand_over() -> None:
+        text = godwit_command("cluster", "handover", target.name, "--config", config)
+        assert f"{target.name} is active in place of {former.name}" in text
+        print(text)
+
+    asyncio.run(traffic.run(hand_over))
+    print("pauses", traffic.pauses_s()[:2])
+    assert cluster.wait_for_active() is target
+    assert "active already" in godwit_command("cluster", "handover", target.name, "--config", config, code=1)
+    assert "is not a standby" in godwit_command("cluster", "handover", "other", "--config", config, code=1)
+    report = json.loads(godwit_command("cluster", "check", "--config", config, "--json"))
+    assert report["problems"] == []
+    assert [node["state"] for node in report["cluster"]["nodes"] if node["node"] == target.name] == ["active"]
+    check_logs(cluster, traffic)
+    assert "0 nodes are active" in godwit_command("cluster", "check", "--config", config, code=1)
+    assert "no node is active" in godwit_command("cluster", "handover", "--config", config, code=1)
+
+
+async def read_figures(address: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        godwit.connect(address) as client,
+        client.subscribe("$sys/cluster/#") as messages,
+    ):
+        async for message in messages:
+            found[message.topic.removeprefix("$sys/cluster/")] = bytes(message.payload)
+            if len([name for name in found if name.endswith("/state")]) == 3 and found.get("nodes") == b"3":
+                break
+    return found
+
+
+def test_figures(servers: NatsServers, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, servers, head="sys_interval_s = 1\n")
+    try:
+        cluster.start()
+        active = cluster.wait_for_active()
+        found = asyncio.run(read_figures(cluster.address))
+        assert (found["name"], found["node"]) == (b"test", active.name.encode())
+        assert found[f"node/{active.name}/state"] == b"active"
+        states = sorted(value for name, value in found.items() if name.endswith("/state"))
+        assert states == [b"active", b"standby", b"standby"]
+    finally:
+        cluster.stop()
+
+
+def test_a_cluster_begins_with_a_log_and_nodes_are_seeded(cluster: Cluster, tmp_path: Path) -> None:
+    alone = NodeProcess("alone", tmp_path / "alone", 'listen = ["127.0.0.1:0"]\n[log]\ndata = "data"\n', 0)
+    alone.start()
+    wait_until(lambda: alone.is_active)
+
+    async def publish(address: str, payload: bytes) -> None:
+        async with godwit.connect(address, name="p") as client:
+            await client.publish("a", payload, qos=2, retain=True)
+
+    asyncio.run(publish(next(line["url"] for line in alone.lines if line["kind"] == "listening"), b"before"))
+    alone.end()
+    first, second, third = cluster.nodes
+    shutil.copytree(alone.data, first.data)
+    text = godwit_command("cluster", "seed", first.data, "--config", second.file, code=1)
+    assert "is not the log of a node" in text
+    text = godwit_command("cluster", "begin", "--from", first.data, "--config", first.file)
+    assert "the cluster test begins with 1 message" in text
+    godwit_command("cluster", "begin", "--from", first.data, "--config", first.file)  # may be repeated
+    first.start()
+    cluster.wait_for_active()
+    text = godwit_command("cluster", "begin", "--from", alone.data, "--config", second.file, code=1)
+    assert "has begun already" in text
+    asyncio.run(publish(cluster.address, b"after"))
+    backup = tmp_path / "backup"
+    godwit_command("log", "backup", "--data", first.data, "--output", backup)
+    for node in (second, third):
+        assert "up to position" in godwit_command("cluster", "seed", backup, "--config", node.file)
+        node.start()
+    wait_until(lambda: place_of(third.data) == place_of(second.data) == place_of(first.data))
+    text = godwit_command("cluster", "seed", backup, "--config", second.file, code=1)
+    assert "another broker works in the folder" in text
+    replace_active(cluster, NodeProcess.kill)
+
+    async def read() -> list[bytes]:
+        async with godwit.connect(cluster.address) as client, client.subscribe("a", start="earliest") as messages:
+            return [bytes((await anext(messages)).payload) for _ in range(2)]
+
+    assert asyncio.run(read()) == [b"before", b"after"]
+
+
+def test_up_runs_a_cluster_until_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "godwit", "up", "--data", str(tmp_path / "up")]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not any("export GODWIT_BROKER=" in line for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        address = lines[-1].partition("=")[2].strip()
+        godwit_command("pub", "demo/hello", "Hello", "--qos", "1", "--broker", address)
+        config = tmp_path / "up" / "node-1" / "broker.toml"
+        assert "active" in godwit_command("cluster", "status", "--config", config)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "the cluster has stopped" in rest
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+    assert "an odd number" in godwit_command("up", "--nodes", "4", "--data", tmp_path / "other", code=1)
+    assert "another number of nodes" in godwit_command("up", "--nodes", "5", "--data", tmp_path / "up", code=1)

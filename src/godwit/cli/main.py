@@ -68,6 +68,8 @@ SECTIONS: Final = (
             ("cursors", "clients", "List the subscriptions with their positions in the log."),
             ("groups", "groups", "List and delete consumer groups, with their positions in the log."),
             ("bridge", "bridge", "Show the bridges from and to the broker."),
+            ("cluster", "cluster", "Show the nodes of a cluster, hand over, compare, seed."),
+            ("up", "up", "Run a cluster of several nodes on this machine, to try it out."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),

@@ -52,6 +52,8 @@ from godwit.wire.epochs import Epoch
 
 ENGINE_PAUSE_S: Final = 0.5
 """Pause between two attempts to reach the engine at the start."""
+ENGINE_GRACE_S: Final = 5.0
+"""A server of the engine that starts together with the node needs a few seconds: nothing is reported before."""
 ENGINE_START_S: Final = 15.0
 """Time limit of one attempt."""
 ITEMS_A_TURN: Final = 1024
@@ -345,12 +347,13 @@ class ClusterMember:
     def _open_engine(self) -> bool:
         """Connect to the engine, for as long as that takes. Return whether it is connected."""
         reported = ""
+        report_at = time.monotonic() + ENGINE_GRACE_S
         while not self._ending.is_set():
             engine = self._new_engine(self._inbox.put, backlog=self._inbox.qsize)
             try:
                 engine.start(ENGINE_START_S)
             except EngineUnavailableError as error:
-                if str(error) != reported:
+                if str(error) != reported and time.monotonic() >= report_at:
                     reported = str(error)
                     self._on_notice(Notice("cluster", f"waiting for the engine of the cluster: {error}"))
                 self._ending.wait(ENGINE_PAUSE_S)

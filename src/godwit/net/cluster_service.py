@@ -47,7 +47,7 @@ END_S: Final = 3.0
 _POLL_S: Final = 0.005
 
 
-def nats_engine(section: ClusterSection) -> NewEngine:
+def nats_engine(section: ClusterSection, *, makes_stream: bool = True) -> NewEngine:
     """Return what makes the engine of a cluster.
 
     Raises ConfigurationError if the packages are not installed.
@@ -66,7 +66,7 @@ def nats_engine(section: ClusterSection) -> NewEngine:
         password=section.password,
         credentials=None if section.credentials is None else str(section.credentials),
     )
-    return partial(NatsEngine, settings)
+    return partial(NatsEngine, settings, makes_stream=makes_stream)
 
 
 class StandbyListener:

@@ -192,6 +192,7 @@ class NatsEngine:
         report: Callable[[EngineReport], None],
         *,
         backlog: Callable[[], int] = lambda: 0,
+        makes_stream: bool = True,
     ) -> None:
         """Make an engine that is not connected: `start` connects it.
 
@@ -199,10 +200,12 @@ class NatsEngine:
             settings: Where it is.
             report: Called in the engine's thread with each report. It must not wait.
             backlog: Returns how many reports the node has not handled yet.
+            makes_stream: Make the stream if it does not exist; else that is an error.
         """
         self._settings = settings
         self._report = report
         self._backlog = backlog
+        self._makes_stream = makes_stream
         self._loop: asyncio.AbstractEventLoop
         self._client: Client | None = None
         self._stream: JetStreamContext | None = None
@@ -295,6 +298,11 @@ class NatsEngine:
                 config = (await stream.stream_info(settings.stream)).config
                 break
             except NotFoundError:
+                if not self._makes_stream:
+                    raise ConfigurationError(
+                        f"the cluster {settings.name} has not begun: there is no stream {settings.stream}. Start a "
+                        "node, or check the name under [cluster]"
+                    ) from None
                 try:
                     await stream.add_stream(wanted)
                 except (APIError, NatsError, TimeoutError) as error:

@@ -60,6 +60,8 @@ class NodeProcess:
         for line in reversed(self.lines):
             if line["kind"] == "listening":
                 return True
+            if line["kind"] == "ended":  # the lines before are of an earlier run
+                return False
             if line["kind"] == "cluster" and line.get("state") not in (None, "active"):
                 return False
         return False
@@ -132,6 +134,11 @@ class Cluster:
 
     def active(self) -> NodeProcess | None:
         return next((node for node in self.nodes if node.is_active), None)
+
+    @property
+    def activations(self) -> int:
+        """How often a node has become active."""
+        return sum(line.get("state") == "active" for node in self.nodes for line in node.lines)
 
     def wait_for_active(self, apart_from: NodeProcess | None = None) -> NodeProcess:
         wait_until(

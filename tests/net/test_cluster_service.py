@@ -159,6 +159,7 @@ def test_nothing_confirmed_is_lost_when_the_active_node_is_killed(cluster: Clust
     traffic = Traffic(cluster.address)
     asyncio.run(traffic.run(lambda: kill_active(cluster, count, random.Random(seed))))
     print("pauses", [round(pause, 2) for pause in traffic.pauses_s()[: count + 1]])
+    assert cluster.activations > count
     check_logs(cluster, traffic)
 
 
@@ -190,6 +191,7 @@ def test_the_loss_of_a_broker_together_with_its_engine_server(tmp_path: Path, co
         traffic = Traffic(cluster.address)
         asyncio.run(traffic.run(lambda: kill_active(cluster, count, random.Random(count))))
         print("pauses", [round(pause, 2) for pause in traffic.pauses_s()[: count + 1]])
+        assert cluster.activations > count
         check_logs(cluster, traffic)
     finally:
         cluster.stop()

@@ -584,8 +584,8 @@ def test_a_cluster() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (CLUSTER.replace('"one"', '"o/e"'), "cluster.node is no name"),
-        (CLUSTER.replace('"plant"', '"p.q"'), "cluster.name is no name"),
+        (CLUSTER.replace('"one"', '"o/e"'), "cluster.node is not a name"),
+        (CLUSTER.replace('"plant"', '"p.q"'), "cluster.name is not a name"),
         (CLUSTER.replace(', "nats://[fd00::3]:4222"', ""), "cluster.servers has 2 addresses: give 3 or more"),
         (CLUSTER.replace("nats://10.0.0.2", "nats://u:secret@10.0.0.2"), "an address that is not nats://HOST:PORT"),
         (

@@ -413,6 +413,12 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "The broker was downgraded, or `--data` names a folder of another program.",
         "Use the newer Godwit. The file was not changed.",
     ),
+    "NodeStoppedError": Explanation(
+        "A node of a cluster has ended, because going on could lose confirmed messages, or because it cannot work.",
+        "The folder belongs to another log, the engine has lost records, two nodes have one name, or the engine "
+        "refuses user and password. The text has the reason.",
+        "Follow the text; `godwit cluster check` compares the nodes. Do not delete folders before that.",
+    ),
     "AddressError": Explanation(
         "The address of the broker is invalid, or its name cannot be resolved.",
         "A misspelt host, a port outside 1 to 65535, or no name server.",

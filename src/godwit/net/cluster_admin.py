@@ -212,7 +212,7 @@ def hand_over(section: ClusterSection, to: str, timeout_s: float) -> tuple[str, 
         if to == former.name:
             raise UsageError(f"the node {to} is active already: name another one of {', '.join(others) or 'none'}")
         if not others or (to and to not in others):
-            what = f"the node {to} is not a standby" if to else "there is no standby"
+            what = f"the node {to} is not a standby" if to else "no standby runs"
             raise GodwitError(f"{what}: standbys are {', '.join(others) or 'none'}; see godwit cluster status")
         began = time.monotonic()
         client.send(BeatRequest(msgspec.msgpack.encode(HandoverCommand(to))))
@@ -324,13 +324,13 @@ def begin_cluster(section: ClusterSection, folder_path: Path) -> ReplicaPlace:
     """Begin a cluster with an existing log: write its first record. Return the place of the log after that.
 
     Raises:
-        UsageError: There is no log, or the cluster has begun already.
+        UsageError: The folder has no log, or the cluster has begun already.
         LogInUseError: A broker uses the folder.
         StorageError: The log cannot be opened.
     """
     folder = DataFolder(folder_path)
     if not folder.log_path.exists():
-        raise UsageError(f"there is no log in {folder_path}: give the data folder of a broker")
+        raise UsageError(f"{folder_path} has no log: give the data folder of a broker")
     folder.open()
     try:
         now_us = time.time_ns() // 1000

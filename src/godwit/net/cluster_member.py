@@ -131,7 +131,7 @@ class LogSnapshot:
         """Do nothing: the node keeps the file open."""
 
 
-class _Append(NamedTuple):
+class _QueuedItem(NamedTuple):
     writer: ClusterWriter
     append: PendingAppend
     at: float
@@ -153,7 +153,7 @@ class _End(NamedTuple):
     """End the thread."""
 
 
-_Item: TypeAlias = EngineReport | _Append | _Detach | _Resign | _Closed | _End
+_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _Resign | _Closed | _End
 
 
 class ClusterWriter:
@@ -187,7 +187,7 @@ class ClusterWriter:
 
     def append(self, append: PendingAppend) -> None:
         """Queue an append. It is answered when it is in the replicated log and in the file, else never."""
-        self._member.post(_Append(self, append, time.monotonic()))
+        self._member.post(_QueuedItem(self, append, time.monotonic()))
 
     def probe(self) -> None:
         """Do nothing: see `problem`."""
@@ -286,7 +286,7 @@ class ClusterMember:
         self._detach_by = 0.0
         self._resigning: str | None = None
         """The node to hand over to, as soon as nothing is in flight."""
-        self._queued: deque[_Append] = deque()
+        self._queued: deque[_QueuedItem] = deque()
         """Appends of the present writer without an answer."""
         self._read_bytes = 0
         """Bytes of records that were read and may not be applied yet."""
@@ -400,7 +400,7 @@ class ClusterMember:
 
     def _handle(self, item: _Item, now: float) -> None:
         node = self._replica.node
-        if isinstance(item, _Append):
+        if isinstance(item, _QueuedItem):
             self._on_append(item)
         elif isinstance(item, _Detach):
             self._detaching, self._detach_by = item.writer, now + self.config.withdraw_s
@@ -418,7 +418,7 @@ class ClusterMember:
 
     # -- appends ------------------------------------------------------------------------------------------------------
 
-    def _on_append(self, item: _Append) -> None:
+    def _on_append(self, item: _QueuedItem) -> None:
         writer, append = item.writer, item.append
         if writer.ended.is_set() or self._replica.node.state != "active":
             return  # its broker is being closed, and the clients send it to the next one
@@ -482,7 +482,7 @@ class ClusterMember:
             return
         present = [name for name, member in node.members.items() if now - member.at <= MEMBER_S]
         if (command.to and command.to not in present) or not present:
-            text = f"there is no handover to {command.to or 'another node'}, which does not run"
+            text = f"a handover to {command.to or 'another node'} was requested, which does not run"
             self._on_notice(Notice("cluster", text))
             return
         self.handover = command.to

@@ -48,7 +48,7 @@ _POLL_S: Final = 0.005
 
 
 def nats_engine(section: ClusterSection, *, makes_stream: bool = True) -> NewEngine:
-    """Return what makes the engine of a cluster.
+    """Return a function that makes the engine of a cluster.
 
     Raises ConfigurationError if the packages are not installed.
     """

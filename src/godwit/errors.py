@@ -38,6 +38,7 @@
      |    +-- LogDamagedError         the structure of the file is damaged: `godwit log recover` saves intact blocks
      |    +-- LogInUseError           another broker uses the same folder
      |    +-- LogVersionError         the file was made by a newer Godwit, or is not a log
+     +-- NodeStoppedError        a node of a cluster must not continue, or the operator has to act
      +-- AddressError            an invalid or unknown host or port
      +-- SocketError             the system refused a socket
 
@@ -74,6 +75,8 @@ class Code(IntEnum):
     """A defect of the program that reports it."""
     SEALING = 9
     """The connection must be sealed, or sealing it failed: for example the peer's certificate is not trusted."""
+    STANDBY = 10
+    """This broker is a standby of a cluster: try the others at once, and this one again soon."""
     UNKNOWN_KIND = 100
     MALFORMED = 101
     NOT_ALLOWED = 102
@@ -397,6 +400,10 @@ class LogInUseError(StorageError):
 
 class LogVersionError(StorageError):
     """The file was made by a newer Godwit, or is not a log."""
+
+
+class NodeStoppedError(GodwitError):
+    """A node of a cluster has ended, because going on could lose confirmed messages, or because it is misconfigured."""
 
 
 class AddressError(GodwitError):

@@ -14,7 +14,7 @@ from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_p
 
 from godwit.cli import log_maintenance
 from godwit.cli.log_maintenance import missing_text
-from godwit.net.log_writer import TRUNCATE_BYTES
+from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.store.maintenance import VerifyReport
 from godwit.store.recover import LOST_END, RecoverReport
 from godwit.wire.changes import RetainedRow, TopicRow

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from godwit.client.dialer import NEXT_ADDRESS_S, Backoff, Dialer
+from godwit.client.dialer import NEXT_ADDRESS_S, STANDBY_PAUSE_S, Backoff, Dialer
 from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
@@ -154,3 +154,31 @@ def test_an_address_that_was_replaced_is_not_tried_any_more() -> None:
     one.handle_timers(one.due_at)
     assert [connection.peer_address for connection in connections(one)] == [ADDRESSES[2]]
     assert dialed(endpoint, 2.0)[-1] == ADDRESSES[2]
+
+
+def test_standbys_are_tried_again_soon_although_another_broker_does_not_answer() -> None:
+    one, _ = dialer()
+    now = 0.0
+    one.begin(now)
+    for _ in range(10):  # the first broker was lost, and the others are standbys
+        while len(connections(one)) > 1 or not one._standby_until > now:
+            if len(connections(one)) == 1:
+                one.handle_timers(now := now + NEXT_ADDRESS_S)
+            standby = next(each for each in connections(one) if each.peer_address != ADDRESSES[0])
+            one.handle_standby(now)
+            assert not one.handle_closed(standby, now)
+        assert [each.peer_address for each in connections(one)] == ADDRESSES[:1]
+        assert one.due_at is not None
+        assert now < one.due_at <= now + STANDBY_PAUSE_S
+        now = one.due_at
+        one.handle_timers(now)
+        assert len(connections(one)) == 2
+    one.stop(now)
+
+
+def test_after_a_standby_pauses_are_short_and_count_no_failure() -> None:
+    one, _ = dialer()
+    for _ in range(20):
+        one.handle_standby(1.0)
+        assert one.retry(1.0) <= STANDBY_PAUSE_S
+    assert one.retry(100.0, is_restart=False) <= 0.2

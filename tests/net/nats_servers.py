@@ -33,7 +33,7 @@ def free_ports(count: int) -> list[int]:
 class NatsServers:
     """Several servers with JetStream that form a cluster."""
 
-    def __init__(self, folder: Path, count: int = 3, sync_interval: str = "always") -> None:
+    def __init__(self, folder: Path, count: int = 3, sync_interval: str = "always", authorization: str = "") -> None:
         program = find_program()
         assert program is not None
         self._program = program
@@ -50,6 +50,7 @@ listen: "127.0.0.1:{self.ports[number]}"
 http: "127.0.0.1:{self.monitors[number]}"
 jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync_interval: {sync_interval} }}
 {cluster if count > 1 else ""}
+{authorization}
 """
             )
 

@@ -20,6 +20,7 @@ from godwit.broker.access import Access, Rule
 from godwit.errors import AccessError, DiskError, SocketError
 from godwit.net import broker_metrics
 from godwit.net.client import connect
+from godwit.net.durable_log import DurableLog
 from godwit.net.service import Service
 from godwit.net.tls import stored_identity
 from godwit.server.configuration import BridgeSection, Configuration, MetricsSection
@@ -262,7 +263,7 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         async with measured(tmp_path / "data") as service, connect(service.urls[0]) as client:
             assert (await fetch(service, "/healthz"))[::2] == (200, b"ok\n")
             assert (await fetch(service, "/readyz"))[::2] == (200, b"ok\n")
-            assert service._durable is not None
+            assert isinstance(service._durable, DurableLog)
             store = service._durable._store
             broken = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -12,8 +13,9 @@ from tests.net.log_stands import PATIENCE_S, Asker, DiskReader, DiskStore, Liste
 from godwit.broker.effects import Append, Committed, Failed, Found, Located, Losing, Notice, Read
 from godwit.errors import DiskError
 from godwit.net import durable_log
+from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.net.durable_log import READS_A_TURN, FairQueue, ThreadedLog
-from godwit.net.log_writer import TRUNCATE_BYTES
+from godwit.net.log_writer import LogWriter
 from godwit.store.port import Slice
 from godwit.wire.changes import StoredState
 
@@ -30,7 +32,9 @@ class World:
         self.notices: list[Notice] = []
         self.wakes = 0
         self._woken = threading.Semaphore(0)
-        self.log = ThreadedLog(store, self.reader, wake=self._wake, on_notice=self.notices.append)
+        self.log = ThreadedLog(
+            store, self.reader, partial(LogWriter, store), wake=self._wake, on_notice=self.notices.append
+        )
         self.log.begin(self.broker)
 
     def _wake(self) -> None:
@@ -321,7 +325,11 @@ def test_messages_deleted_by_retention_are_reported() -> None:
     steps = iter([[losing]])
     store = DiskStore()
     log = ThreadedLog(
-        store, DiskReader(store), wake=woken.set, on_notice=print, retention=lambda now_us: next(steps, None)
+        store,
+        DiskReader(store),
+        partial(LogWriter, store, retention=lambda now_us: next(steps, None)),
+        wake=woken.set,
+        on_notice=print,
     )
     log.begin(broker)
     assert woken.wait(PATIENCE_S)
@@ -346,7 +354,7 @@ def test_deletions_are_reported_before_results_of_reads() -> None:
     broker, woken = ListeningBroker(), threading.Semaphore(0)
     store = DiskStore()
     reader = DiskReader(store)
-    log = ThreadedLog(store, reader, wake=woken.release, on_notice=print, retention=retain)
+    log = ThreadedLog(store, reader, partial(LogWriter, store, retention=retain), wake=woken.release, on_notice=print)
     log.begin(broker)
     assert deleted.wait(PATIENCE_S)
     question = read(0)
@@ -375,7 +383,7 @@ def test_the_reader_ends_first_so_that_the_writer_is_the_last_to_close_the_file(
 def test_a_log_that_was_never_begun_can_be_closed() -> None:
     store = DiskStore()
     reader = DiskReader(store)
-    log = ThreadedLog(store, reader, wake=print, on_notice=print)
+    log = ThreadedLog(store, reader, partial(LogWriter, store), wake=print, on_notice=print)
     log.end()
     assert log.has_ended
     assert store.is_closed

@@ -15,17 +15,15 @@ from tests.net.log_stands import PATIENCE_S, Answers, DiskStore, append, entry
 from godwit.broker.effects import Append, Committed, Failed, Losing, Notice
 from godwit.errors import DiskError, LogDamagedError
 from godwit.limits import MIB
-from godwit.net import log_writer
-from godwit.net.log_writer import (
+from godwit.net import checkpoints, log_writer
+from godwit.net.checkpoints import (
     CHECKPOINT_BYTES,
-    COMMIT_BYTES,
     COMMIT_PAGES_BYTES,
     IDLE_WAL_BYTES,
     RESERVED_WAL_BYTES,
     TRUNCATE_BYTES,
-    LogWriter,
-    PendingAppend,
 )
+from godwit.net.log_writer import COMMIT_BYTES, LogWriter, PendingAppend
 from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, QueryRow
 
@@ -35,9 +33,10 @@ BROKEN = LogDamagedError("the file is damaged: run godwit log recover")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "IDLE_S", 3600.0)
+    monkeypatch.setattr(checkpoints, "IDLE_S", 3600.0)
+    monkeypatch.setattr(checkpoints, "MAINTENANCE_S", 0.001)
     monkeypatch.setattr(log_writer, "MAINTENANCE_S", 0.001)
-    monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(checkpoints, "RETRY_S", 0.0)
     monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
 
 
@@ -269,7 +268,7 @@ def test_the_write_ahead_log_is_lengthened_at_the_start_and_when_it_was_cut(monk
             put(writer, append(1))
             assert answers.next(1) == [Committed(number)]
         assert store.extensions.empty()
-        monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+        monkeypatch.setattr(checkpoints, "IDLE_S", 0.0)
         store.wal_bytes = IDLE_WAL_BYTES + 1
         put(writer, append(1))
         answers.next(1)
@@ -282,7 +281,7 @@ def test_the_write_ahead_log_is_lengthened_at_the_start_and_when_it_was_cut(monk
 
 
 def test_commits_do_not_wait_for_the_write_ahead_log_to_be_lengthened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "RESERVING_PAUSE_S", PATIENCE_S)
+    monkeypatch.setattr(checkpoints, "RESERVING_PAUSE_S", PATIENCE_S)
     store = DiskStore()
     store.extensions_missing = 1000
     with writing(store) as (writer, answers):
@@ -329,7 +328,7 @@ def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_l
 def test_when_nothing_comes_there_is_a_checkpoint_that_cuts_off_what_is_very_long(
     monkeypatch: pytest.MonkeyPatch, wal_bytes: int, truncates: bool
 ) -> None:
-    monkeypatch.setattr(log_writer, "IDLE_S", 0.01)
+    monkeypatch.setattr(checkpoints, "IDLE_S", 0.01)
     store = DiskStore()
     store.wal_bytes_a_commit = wal_bytes
     with writing(store) as (writer, answers):
@@ -342,7 +341,7 @@ def test_when_nothing_comes_there_is_a_checkpoint_that_cuts_off_what_is_very_lon
 
 
 def test_what_a_broker_that_was_killed_left_behind_is_taken_into_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+    monkeypatch.setattr(checkpoints, "IDLE_S", 0.0)
     store = DiskStore()
     store.wal_bytes = 1
     with writing(store):
@@ -350,7 +349,7 @@ def test_what_a_broker_that_was_killed_left_behind_is_taken_into_the_file(monkey
 
 
 def test_a_checkpoint_that_fails_is_reported_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+    monkeypatch.setattr(checkpoints, "IDLE_S", 0.0)
     store = DiskStore()
     store.wal_bytes_a_commit, store.checkpoint_error = 1, FULL
     with writing(store) as (writer, answers):

@@ -18,7 +18,7 @@ from nats.js.api import StreamConfig
 from tests.net.nats_servers import NatsServers, find_program, free_ports
 from tests.store.entries import make_entry
 
-from godwit.cluster.engine import EngineReport
+from godwit.cluster.engine import EngineReport, EngineUnavailableError
 from godwit.cluster.replica import CommittedAppend, Replica
 from godwit.cluster.values import NodeConfig
 from godwit.errors import ConfigurationError
@@ -73,7 +73,7 @@ def test_an_unsuitable_server_is_described(change: dict[str, Any], text: str) ->
 
 def test_monitors_must_answer() -> None:
     ports = (f"http://127.0.0.1:{port}" for port in free_ports(3))
-    with pytest.raises(ConfigurationError, match="they are the majority"):
+    with pytest.raises(EngineUnavailableError, match="they are the majority"):
         check_servers(NatsSettings(name="a", servers=[], monitors=list(ports)))
     with pytest.raises(ConfigurationError, match="not a monitoring address"):
         check_servers(NatsSettings(name="a", servers=[], monitors=["file:///a", "b", "c"]))

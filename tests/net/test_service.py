@@ -35,8 +35,9 @@ from godwit.errors import (
 from godwit.net import archive_process
 from godwit.net import service as serve_module
 from godwit.net.archive_process import ArchiveProcess
+from godwit.net.broker_archive import archive_address, is_local
 from godwit.net.client import connect
-from godwit.net.service import Service, archive_address, is_local, listen_on, listener_reset_key
+from godwit.net.service import Service, listen_on, listener_reset_key
 from godwit.net.service_warnings import archive_not_installed, archive_open_to_all, archive_without_tls, open_to_all
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration

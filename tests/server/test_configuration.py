@@ -552,3 +552,58 @@ def test_bridges() -> None:
 )
 def test_invalid_bridges(text: str, complaint: str) -> None:
     assert complaint in complaint_of(f"[[bridge]]\n{text}")
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+CLUSTER = """
+[cluster]
+name = "plant"
+node = "one"
+servers = ["nats://10.0.0.1:4222", "nats://10.0.0.2:4222", "nats://[fd00::3]:4222"]
+monitors = ["http://10.0.0.1:8222", "http://10.0.0.2:8222", "http://[fd00::3]:8222"]
+"""
+ROUTES = 'routes = ["10.0.0.1:6222", "10.0.0.2:6222", "[fd00::3]:6222"]'
+
+
+def test_a_cluster() -> None:
+    section = load(CLUSTER).cluster
+    assert section is not None
+    assert (section.name, section.node, section.run, section.keep_bytes) == ("plant", "one", None, 2 * 1024 * MIB)
+    assert section.servers[2] == "nats://[fd00::3]:4222"
+    text = f'{CLUSTER}user = "u"\npassword = "p"\nkeep_bytes = "1GiB"\n[cluster.run]\nnumber = 3\n{ROUTES}'
+    section = load(text).cluster
+    assert section is not None
+    assert section.run is not None
+    assert (section.user, section.password, section.keep_bytes) == ("u", "p", 1024 * MIB)
+    assert (section.run.number, len(section.run.routes), section.run.program) == (3, 3, None)
+    assert "p" not in repr(section).split("password")
+    assert load("").cluster is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (CLUSTER.replace('"one"', '"o/e"'), "cluster.node is not a name"),
+        (CLUSTER.replace('"plant"', '"p.q"'), "cluster.name is not a name"),
+        (CLUSTER.replace(', "nats://[fd00::3]:4222"', ""), "cluster.servers has 2 addresses: give 3 or more"),
+        (CLUSTER.replace("nats://10.0.0.2", "nats://u:secret@10.0.0.2"), "an address that is not nats://HOST:PORT"),
+        (
+            CLUSTER.replace("http://10.0.0.2", "10.0.0.2"),
+            "cluster.monitors has an address that is not http://HOST:PORT",
+        ),
+        (f"{CLUSTER}suspect_s = 0.5", "at least twice heartbeat_s"),
+        (f"{CLUSTER}withdraw_s = 0", "cluster.withdraw_s is 0"),
+        (f'{CLUSTER}password = "x"', "a password and no user"),
+        (f'{CLUSTER}user = "x"', "cluster.user needs password or password_file"),
+        (f'{CLUSTER}user = "x"\npassword_file = "none"', "cluster.password_file: cannot read 'none'"),
+        (f"{CLUSTER}colour = 1", "cluster.colour is not a known key"),
+        (f'{CLUSTER}keep_bytes = "2"', "cluster.keep_bytes is not understood"),
+        (f"{CLUSTER}[cluster.run]\nnumber = 4\n{ROUTES}", "cluster.run.number is 4"),
+        (f"{CLUSTER}[cluster.run]\nnumber = 1\nroutes = []", "cluster.run.routes must have 3 different addresses"),
+        (f"{CLUSTER}[cluster.run]\nnumber = 1", "cluster.run.routes is missing"),
+        (f'{CLUSTER}[log]\nmax_age = "1d"', "a node of a cluster does not have yet"),
+    ],
+)
+def test_invalid_clusters(text: str, complaint: str) -> None:
+    assert complaint in complaint_of(text)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.net.log_stands import DiskReader, DiskStore
 
 from godwit.net.durable_log import ThreadedLog
+from godwit.net.log_writer import LogWriter
 from godwit.server.direct_log import DirectLog
 from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
@@ -16,7 +19,7 @@ ASKED = {name for name in vars(Log) if not name.startswith("_")}
 
 def threaded() -> Log:
     store = DiskStore()
-    return ThreadedLog(store, DiskReader(store), wake=lambda: None, on_notice=print)
+    return ThreadedLog(store, DiskReader(store), partial(LogWriter, store), wake=lambda: None, on_notice=print)
 
 
 @pytest.mark.parametrize(

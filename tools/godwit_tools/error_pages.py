@@ -91,6 +91,12 @@ CODES: Final[dict[Code, Explanation]] = {
         "Connect to `udps://HOST:PORT` with Godwit 0.6 or newer. If the key of the broker has changed on purpose, "
         "remove its line from `known_brokers`, or pin the new fingerprint, which the broker prints when it starts.",
     ),
+    Code.STANDBY: Explanation(
+        "This broker is a standby of a cluster, and another one is active, or will be within seconds.",
+        "A client knows the address of one node only, or the cluster is changing its active node.",
+        "Connect with the addresses of all nodes, as in `connect(\"a:50000,b:50000,c:50000\")`: clients move to the "
+        "active one. `godwit cluster status` shows the nodes.",
+    ),
     Code.UNKNOWN_KIND: Explanation(
         "The broker does not know a request of the client.",
         "The client is newer than the broker.",
@@ -406,6 +412,12 @@ EXCEPTIONS: Final[dict[str, Explanation]] = {
         "The file was made by a newer Godwit, or is not a log.",
         "The broker was downgraded, or `--data` names a folder of another program.",
         "Use the newer Godwit. The file was not changed.",
+    ),
+    "NodeStoppedError": Explanation(
+        "A node of a cluster has ended, because going on could lose confirmed messages, or because it cannot work.",
+        "The folder belongs to another log, the engine has lost records, two nodes have one name, or the engine "
+        "refuses user and password. The text has the reason.",
+        "Follow the text; `godwit cluster check` compares the nodes. Do not delete folders before that.",
     ),
     "AddressError": Explanation(
         "The address of the broker is invalid, or its name cannot be resolved.",

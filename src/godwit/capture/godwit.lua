@@ -41,7 +41,8 @@ for kind = 0x40, 0x7f do FRAMES[kind] = "DATA" end
 
 local CODES = {
   [0] = "NORMAL", [1] = "SHUTDOWN", [2] = "PROTOCOL", [3] = "LIMIT", [4] = "VERSION", [5] = "BUSY", [6] = "TIMEOUT",
-  [7] = "RESET", [8] = "INTERNAL", [9] = "SEALING", [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
+  [7] = "RESET", [8] = "INTERNAL", [9] = "SEALING", [10] = "STANDBY",
+  [100] = "UNKNOWN_KIND", [101] = "MALFORMED", [102] = "NOT_ALLOWED",
   [103] = "NO_SUCH_TOPIC", [104] = "BAD_TOPIC", [105] = "BAD_FILTER", [106] = "TOO_LARGE", [107] = "NOT_SUBSCRIBED",
   [108] = "BAD_NAME", [109] = "NAME_IN_USE", [110] = "TAKEN_OVER", [111] = "KICKED", [112] = "STALE_EPOCH",
   [113] = "TOPIC_EXISTS", [114] = "NOT_LOGGED_IN", [115] = "TOO_MANY", [116] = "NO_SUCH_CLIENT", [117] = "STORAGE",

@@ -16,7 +16,9 @@ from godwit.errors import GodwitError, UsageError
 from godwit.install import pip_command
 
 if TYPE_CHECKING:
-    from godwit.net.service import Notices, Service
+    from godwit.net.broker_archive import Notices
+    from godwit.net.cluster_service import ClusterService
+    from godwit.net.service import Service
 
 CONSOLE_LISTEN: Final = "127.0.0.1:8080"
 CONSOLE_PORT: Final = 8080
@@ -85,7 +87,7 @@ def console(
     loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input=END_WITH_INPUT in os.environ))
 
 
-def run_console(service: Service, *, listen: str, notices: Notices) -> None:
+def run_console(service: Service | ClusterService, *, listen: str, notices: Notices) -> None:
     """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
     named, port, *_ = service.addresses[0]
     host = ANY_HOST.get(str(named), str(named))

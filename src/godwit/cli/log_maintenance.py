@@ -19,8 +19,8 @@ from godwit.cli.progress import WorkProgress
 from godwit.cli.tables import show_objects
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
+from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.net.durable_log import LOG_ID_BYTES
-from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.connection import SQLITE_SUFFIXES
 from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.maintenance import VerifyReport, backup, compact, verify

@@ -19,12 +19,14 @@ import godwit
 from godwit.cli.interrupts import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.text import safe
 from godwit.compiled_core import describe_form
-from godwit.errors import GodwitError, UsageError
+from godwit.errors import GodwitError, NodeStoppedError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 EXIT_ERROR: Final = 1
+EXIT_STOPPED: Final = 4
+"""A node of a cluster must not be started again before the operator has acted."""
 
 
 class Section(NamedTuple):
@@ -66,6 +68,8 @@ SECTIONS: Final = (
             ("cursors", "clients", "List the subscriptions with their positions in the log."),
             ("groups", "groups", "List and delete consumer groups, with their positions in the log."),
             ("bridge", "bridge", "Show the bridges from and to the broker."),
+            ("cluster", "cluster", "Show the nodes of a cluster, hand over, compare, seed."),
+            ("up", "up", "Run a cluster of several nodes on this machine, to try it out."),
             ("kick", "clients", "Remove a client, or one of its subscriptions."),
             ("ping", "clients", "Measure round trips to the broker."),
             ("context", "context", "Name brokers, and choose the one that commands use."),
@@ -442,7 +446,7 @@ def run(app: typer.Typer) -> NoReturn:
     except GodwitError as error:
         text = " ".join(str(error).split()) or type(error).__name__
         print(f"godwit: {safe(text)}", file=sys.stderr)  # the text may come from a broker
-        sys.exit(EXIT_ERROR)
+        sys.exit(EXIT_STOPPED if isinstance(error, NodeStoppedError) else EXIT_ERROR)
     except KeyboardInterrupt:  # before and after a command; typer handles it within one
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0)

@@ -147,8 +147,8 @@ def check(
 
 def weaknesses(configuration: Configuration) -> Iterator[str]:
     """Yield a sentence for each attack."""
+    from godwit.net.broker_archive import is_local
     from godwit.net.mqtt import parse_mqtt_address
-    from godwit.net.service import is_local
 
     access = configuration.settings.access
     is_remote = not all(map(is_local, configuration.listen))

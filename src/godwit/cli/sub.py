@@ -362,7 +362,7 @@ def parse_size(option: str, text: str) -> int:
     Raises:
         UsageError: The text is not a size.
     """
-    from godwit.server.configuration import SIZES_BYTES, WITH_UNIT
+    from godwit.server.configuration_values import SIZES_BYTES, WITH_UNIT
 
     match = WITH_UNIT.fullmatch(text)
     if match is not None and match[2] in SIZES_BYTES:

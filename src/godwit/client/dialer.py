@@ -8,6 +8,9 @@ the broker is up.
 Some of several brokers may refuse the client while others are away for a moment. A broker that has refused is left out
 until one of the others has accepted the client or failed to answer. Several addresses may lead to the same broker.
 
+A standby of a cluster refuses all clients until it is active. After its answer the pauses are short, and a round does
+not wait for addresses that do not answer.
+
 A client whose broker does not answer tries the other addresses beside the present connection (`apart_from`).
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from math import inf
 from typing import Final, Protocol
 
 from godwit.transport.connection import Connection
@@ -26,6 +30,11 @@ NEXT_ADDRESS_S: Final = 0.25
 RESTART_SPREAD_S: Final = 1.0
 """All clients of a broker that was stopped or restarted reconnect at the same time: their pauses are spread at least
 over this range."""
+
+STANDBY_PAUSE_S: Final = 0.6
+"""Longest pause after a standby of a cluster has answered: one of them takes over within seconds."""
+STANDBY_S: Final = 5.0
+"""The pauses are short for this time after its answer."""
 
 
 class Random(Protocol):
@@ -46,6 +55,11 @@ class Backoff:
         self._longest_s = longest_s
         self._random = random
         self._bound_s = shortest_s
+
+    def short_pause_s(self, longest_s: float) -> float:
+        """Return a pause up to this one, without counting a failure."""
+        longest_s = min(max(longest_s, self._shortest_s), self._longest_s)
+        return self._shortest_s + (longest_s - self._shortest_s) * self._random.random()
 
     def next_pause_s(self, *, spread_s: float = 0.0) -> float:
         """Count a failure and return the pause that follows it, drawn from a range that ends at `spread_s` or later."""
@@ -79,6 +93,7 @@ class Dialer:
         self._untried: deque[Address] = deque()
         """Addresses of the present round that were not tried yet."""
         self._attempts: dict[int, Connection] = {}
+        self._standby_until = -inf
 
     @property
     def is_dialing(self) -> bool:
@@ -110,16 +125,22 @@ class Dialer:
         """Begin a round at once. Each round begins with another address."""
         wanted = [address for address in self._addresses if address != self.apart_from]
         accepting = [address for address in wanted if self._broker_of(address) not in self._refused_by]
-        self._untried = deque(accepting or wanted or self._addresses)
+        dialed = [connection.peer_address for connection in self._attempts.values()]
+        chosen = accepting or wanted or list(self._addresses)
+        self._untried = deque([address for address in chosen if address not in dialed])
         self._addresses.rotate(-1)
-        self._dial(now)
+        if self._untried:
+            self._dial(now)
 
     def retry(self, now: float, *, is_restart: bool = False) -> float:
         """Schedule the next round, and return the pause before it in seconds.
 
         `is_restart`: the broker was stopped or restarted, so all of its clients reconnect.
         """
-        pause_s = self._backoff.next_pause_s(spread_s=RESTART_SPREAD_S if is_restart else 0.0)
+        if now < self._standby_until:
+            pause_s = self._backoff.short_pause_s(STANDBY_PAUSE_S)
+        else:
+            pause_s = self._backoff.next_pause_s(spread_s=RESTART_SPREAD_S if is_restart else 0.0)
         self.due_at = now + pause_s
         return pause_s
 
@@ -138,7 +159,7 @@ class Dialer:
             self.due_at = None
             if self._untried:
                 self._dial(now)
-            elif not self._attempts:
+            else:
                 self.begin(now)
 
     def handle_connected(self, connection: Connection, now: float) -> bool:
@@ -154,7 +175,13 @@ class Dialer:
             return False
         if self._untried:
             self._dial(now)
+        elif self._attempts and self.due_at is None:
+            self._retry_standbys(now)
         return not self._attempts
+
+    def handle_standby(self, now: float) -> None:
+        """Note that a standby of a cluster has answered."""
+        self._standby_until = now + STANDBY_S
 
     def handle_refused(self, address: Address) -> None:
         """Note that the broker at this address has refused the client."""
@@ -171,3 +198,10 @@ class Dialer:
         connection = self._endpoint.connect(self._untried.popleft(), now)
         self._attempts[connection.id] = connection
         self.due_at = now + NEXT_ADDRESS_S if self._untried else None
+        if not self._untried:
+            self._retry_standbys(now)
+
+    def _retry_standbys(self, now: float) -> None:
+        """Schedule the next round while attempts are under way: a broker that was lost may never answer."""
+        if now < self._standby_until:
+            self.retry(now)

@@ -545,6 +545,8 @@ class ClientProtocol:
         elif isinstance(event, Closed):
             if self._is_refusal(event.code):
                 self._dialer.handle_refused(connection.peer_address)
+            elif event.code == Code.STANDBY:
+                self._dialer.handle_standby(now)
             self._handle_closed(connection, event.code, event.reason, now)
         elif connection is not self._connection:  # beside the present one, or one that this client has dropped
             if connection is self._login_on and isinstance(event, Received) and event.channel == 0:

@@ -9,6 +9,9 @@ The adapter must keep three promises:
     AppendRequest is conditional        where the engine can do that, a record is stored only directly behind `after`.
                                         A node does not depend on it; without it, more records are void
 
+An adapter raises EngineUnavailableError at its start while the engine does not answer, and ConfigurationError if it
+cannot keep these promises.
+
 Members of a cluster also send each other short messages (Beat), which are not stored and may be lost.
 """
 
@@ -17,6 +20,12 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
+
+from godwit.errors import GodwitError
+
+
+class EngineUnavailableError(GodwitError):
+    """The engine does not answer at present: try again."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True):

@@ -716,6 +716,10 @@ class ClusterNode:
         beat = decode_beat(data)
         if beat is None or beat.run == self.run_id:
             return
+        if beat.state == "active" and beat.epoch >= self._fold.epoch:  # also of a namesake
+            self._active_at = max(self._active_at, now)
+            if beat.epoch > self._fold.epoch and self.state == "active":
+                self._look(now)
         if beat.name == self.config.name:
             self._on_namesake(beat, now)
             return
@@ -724,10 +728,6 @@ class ClusterNode:
         self.members[beat.name] = Member(beat, now)
         if self.state == "stopped":
             return
-        if beat.state == "active" and beat.epoch >= self._fold.epoch:
-            self._active_at = max(self._active_at, now)
-            if beat.epoch > self._fold.epoch and self.state == "active":
-                self._look(now)
         mine = self._history.get(beat.position)
         if mine is not None and mine != (beat.epoch, beat.number, beat.link):
             self._stop(

@@ -30,7 +30,7 @@ from godwit.metrics.server import Answer, HttpReply, call_in, metrics_reply
 from godwit.native.peer import NativePeer
 from godwit.net.archive_process import ArchiveProcess
 from godwit.net.driver import EndpointDriver
-from godwit.net.durable_log import DurableLog
+from godwit.net.durable_log import BrokerLog
 from godwit.net.mqtt import MqttListeners
 from godwit.server.configuration import MetricsSection
 from godwit.server.server import Server
@@ -56,7 +56,7 @@ class BrokerParts(NamedTuple):
     server: Server
     drivers: list[EndpointDriver[Notice]]
     mqtt: MqttListeners | None
-    durable: DurableLog | None
+    durable: BrokerLog | None
     archive: ArchiveProcess | None
 
 
@@ -335,7 +335,7 @@ def lag_of(subscription: BrokerSubscription, end_offset: int) -> int:
     return end_offset - min(subscription.restart_position(end_offset)[0], end_offset)
 
 
-def add_log(metrics: MetricSet, durable: DurableLog) -> None:
+def add_log(metrics: MetricSet, durable: BrokerLog) -> None:
     """Add the figures of a log on disk."""
     writer = durable.log.writer
     metrics.histogram("log_commit_seconds", "Duration of commits of the log.", writer.commit_seconds)

@@ -95,15 +95,18 @@ class EndpointDriver(Generic[E]):
 
     def close(self) -> None:
         """Send the packets that are ready (such as a close), then stop and close the socket. May be repeated."""
-        if self._closed:
-            return
+        if not self._closed:
+            self.release().close()
+
+    def release(self) -> UdpSocket:
+        """Stop, and return the socket, which remains open, to the caller."""
         self._transmit()
         self._closed = True
         self._timer.cancel()
         self._loop.remove_reader(self.udp.fileno())
         self._loop.remove_writer(self.udp.fileno())
         self._unsent = None
-        self.udp.close()
+        return self.udp
 
     def disown(self) -> None:
         """Stop without touching the socket or the loop, which a forked child shares with its parent."""

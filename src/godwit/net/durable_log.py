@@ -24,7 +24,15 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Losing, Notice, Read
 from godwit.errors import LogInUseError
-from godwit.net.log_writer import COMMIT_BYTES, Answer, LogWriter, PendingAppend, RetentionStep, WritableStore, text_of
+from godwit.net.log_writer import (
+    COMMIT_BYTES,
+    Answer,
+    AppendWriter,
+    LogWriter,
+    PendingAppend,
+    RetentionStep,
+    text_of,
+)
 from godwit.store.connection import translate_errors
 from godwit.store.folder import DataFolder
 from godwit.store.port import Slice
@@ -32,6 +40,7 @@ from godwit.store.reader import LogReader
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import StoredState
+from godwit.wire.epochs import Epoch
 
 READS_A_TURN: Final = 4
 """Maximum of read results that one turn delivers, so that live messages are not held up by subscriptions behind."""
@@ -61,6 +70,21 @@ class ReadableLog(Protocol):
     def close(self) -> None: ...
 
 
+class StoredLog(Protocol):
+    """A log as its broker finds it."""
+
+    @property
+    def log_id(self) -> bytes: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def epochs(self) -> Sequence[Epoch]: ...
+    def state(self) -> StoredState: ...
+    def close(self) -> None: ...
+
+
 class ThreadedLog:
     """A log in two threads, see godwit.server.log. It owns the store and the reader, and closes them."""
 
@@ -69,23 +93,21 @@ class ThreadedLog:
 
     def __init__(
         self,
-        store: WritableStore,
+        store: StoredLog,
         reader: ReadableLog,
+        new_writer: Callable[[Callable[[list[Answer]], None]], AppendWriter],
         *,
         wake: Callable[[], None],
         on_notice: Callable[[Notice], None],
-        retention: RetentionStep | None = None,
-        path: Path | None = None,
     ) -> None:
         """Make a log that is not running: `begin` starts the threads.
 
         Args:
-            store: Writes the log.
+            store: The log.
             reader: Reads the log.
+            new_writer: Makes the writer, which passes its answers to the argument, in its thread. It closes the store.
             wake: Called in another thread; it must make the event loop call `work` soon.
             on_notice: Called by `work` with an event line.
-            retention: A step of retention.
-            path: The log's file, for error texts.
         """
         self.log_id = store.log_id
         self.first_offset = store.first_offset
@@ -107,7 +129,7 @@ class ThreadedLog:
         self._has_begun = False
         self.due_us: int | None = None
         """0 if the last call of `work` has left results for the next turn. New ones wake the loop."""
-        self.writer = LogWriter(store, self._on_answers, retention=retention, path=path)
+        self.writer = new_writer(self._on_answers)
         self._reader = _ReaderThread(self, reader)
 
     # -- called by the server -----------------------------------------------------------------------------------------
@@ -306,8 +328,28 @@ class _ReaderThread:
         return Located(question, self._reader.offset_at(question.time_us))
 
 
+class BrokerLog(Protocol):
+    """The log of a running broker in a data folder: DurableLog, or that of the active node of a cluster."""
+
+    folder: DataFolder
+    log: ThreadedLog
+    reset_key: bytes
+    last_received_us: int
+    """When its newest message arrived. The time of the log never goes backwards."""
+    findings: list[str]
+    """Problems of the log that were found at the start, one sentence each."""
+    hold_from: int | None
+    """Retention deletes nothing from this offset on; None: no limit."""
+
+    def change_rules(self, rules: Sequence[RetentionRule]) -> None:
+        """Replace the rules of retention."""
+
+    async def close(self) -> None:
+        """Commit all pending appends, and end the use of the log."""
+
+
 class DurableLog:
-    """The log of a broker in a data folder. It is open from the moment it is made."""
+    """The log of a broker that is alone, in a data folder. It is open from the moment it is made."""
 
     def __init__(
         self,
@@ -333,7 +375,7 @@ class DurableLog:
             StorageError: The folder or the log cannot be used.
         """
         self.folder = DataFolder(path)
-        _open(self.folder)
+        open_folder(self.folder)
         try:
             self.reset_key = self.folder.reset_key(os.urandom(RESET_KEY_BYTES))
             log_path = self.folder.log_path
@@ -355,9 +397,14 @@ class DurableLog:
         self._clock = _LogClock(self._store)
         self.hold_from = hold_from
         """Retention deletes nothing from this offset on; None: no limit. It is read in the writer's thread."""
-        self.log = ThreadedLog(
-            self._store, reader, wake=wake, on_notice=on_notice, retention=self._retention_step(rules), path=log_path
-        )
+        self._writer: LogWriter
+
+        def new_writer(answer: Callable[[list[Answer]], None]) -> LogWriter:
+            retention = self._retention_step(rules)
+            self._writer = LogWriter(self._store, answer, retention=retention, path=log_path)
+            return self._writer
+
+        self.log = ThreadedLog(self._store, reader, new_writer, wake=wake, on_notice=on_notice)
 
     def __str__(self) -> str:
         """Return a line with the offsets of the log at the start."""
@@ -368,7 +415,7 @@ class DurableLog:
 
     def change_rules(self, rules: Sequence[RetentionRule]) -> None:
         """Replace the rules of retention."""
-        self.log.writer.change_retention(self._retention_step(rules))
+        self._writer.change_retention(self._retention_step(rules))
 
     async def close(self) -> None:
         """Commit all pending appends, close the log and release the folder."""
@@ -382,7 +429,7 @@ class DurableLog:
         return _RetentionSteps(self._store, rules, self._clock, lambda: self.hold_from) if rules else None
 
 
-def _open(folder: DataFolder) -> None:
+def open_folder(folder: DataFolder) -> None:
     """Open the folder, with a few retries: commands that check whether it is in use hold its lock for a moment."""
     for _ in range(LOCK_TRIES - 1):
         try:

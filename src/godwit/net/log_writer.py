@@ -23,8 +23,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from godwit.broker.effects import Append, Committed, Failed, Losing, Notice
 from godwit.errors import LogDamagedError, StorageError
-from godwit.limits import KIB, MIB
+from godwit.limits import MIB
 from godwit.metrics.distribution import BYTES, COUNTS, SECONDS, Distribution
+from godwit.net.checkpoints import Checkpoints, CheckpointStore
 from godwit.store.port import Change, Entry, Store
 
 _logger = logging.getLogger(__name__)
@@ -33,46 +34,41 @@ Answer: TypeAlias = Committed | Failed | Losing | Notice
 
 COMMIT_BYTES: Final = 16 * MIB
 """Maximum size of a commit, plus one append, so that the next commit does not wait for long."""
-CHECKPOINT_BYTES: Final = 16 * MIB
-"""A checkpoint copies the write-ahead log into the file after this much, and the write-ahead log is overwritten then.
-It delays the next commit by 30 to 100 ms; larger checkpoints are hardly cheaper."""
-COMMIT_PAGES_BYTES: Final = 4 * 16 * KIB
-"""Estimate of the pages that a commit writes beside the messages."""
-IDLE_WAL_BYTES: Final = 64 * MIB
-"""Maximum length of the write-ahead log of an idle broker. It is not truncated each time, because overwriting a file
-takes a fraction of the time of growing it: a growing file's length is written to disk too."""
-TRUNCATE_BYTES: Final = 256 * MIB
-"""The write-ahead log becomes longer than this only if readers prevent checkpoints. Then it is truncated as soon as
-possible."""
-RESERVED_WAL_BYTES: Final = 8 * MIB
-"""Length that the write-ahead log gets at the start. Commits of single messages, of one or two pages each, reach the
-next checkpoint within it, and no commit has to make the file longer."""
-RESERVING_PAUSE_S: Final = 0.02
-"""The write-ahead log is lengthened after this time without a commit: the next one would wait for it."""
-IDLE_S: Final = 1.0
-"""A checkpoint is made after this time without an append."""
 MAINTENANCE_S: Final = 1.0
 """How often retention checks the log, and after which time failed maintenance is repeated."""
 RETENTION_S: Final = 0.1
 """Retention checks the log this long after a commit, so that it keeps up with a busy broker."""
-WITNESS_S: Final = 1.0
-"""How often the witness is synced while there are commits. Without commits a checkpoint follows, which syncs it."""
 RECOVERED_S: Final = 1.0
 """The log counts as writable again after this time without a failure."""
-RETRY_S: Final = 0.05
-"""Time until the next attempt to truncate a write-ahead log that is too long."""
 
 
-class WritableStore(Store, Protocol):
+class WritableStore(Store, CheckpointStore, Protocol):
     """The interface of godwit.store.sqlite.SqliteStore that the writer uses."""
 
-    @property
-    def wal_bytes(self) -> int: ...
-    def checkpoint(self, *, truncate: bool) -> None: ...
-    def extend_wal(self, least_bytes: int) -> bool: ...
-    def sync_witness(self) -> None: ...
     def probe(self) -> None: ...
     def close(self) -> None: ...
+
+
+class AppendWriter(Protocol):
+    """The interface of LogWriter that the log of a broker uses, and that figures and metrics read."""
+
+    lets_read: threading.Event
+    has_reported_all: threading.Event
+    commits: int
+    commit_seconds: Distribution
+    commit_bytes: Distribution
+    commit_messages: Distribution
+    failures: int
+    deleted_messages: int
+    busy_since: float | None
+
+    @property
+    def problem(self) -> str: ...
+    def start(self) -> None: ...
+    def append(self, append: PendingAppend) -> None: ...
+    def probe(self) -> None: ...
+    def end(self) -> None: ...
+    def join(self, timeout_s: float | None = None) -> bool: ...
 
 
 class RetentionStep(Protocol):
@@ -132,23 +128,9 @@ class LogWriter:
         """None ends the thread."""
         self._retention = retention
         self._retention_at = 0.0
-        self._idle_at = time.monotonic() + IDLE_S
-        """When the log counts as idle, if no append comes before."""
-        self._checkpoint_at = 0.0
-        """The earliest time of the next checkpoint, after a failed one."""
-        self._witness_at = 0.0
-        """When the witness is synced next."""
-        self._wal_bytes = 0
-        """The last known length of the write-ahead log."""
-        self.lets_read = threading.Event()
+        self._checkpoints = Checkpoints(store, self._on_checkpoint_failed)
+        self.lets_read = self._checkpoints.lets_read
         """Cleared while the write-ahead log must be truncated, which needs a moment without readers."""
-        self._check_wal()
-        self._reserve_at: float | None = 0.0
-        """When to lengthen the write-ahead log by a piece. None: it is long enough, or cannot be lengthened."""
-        self._is_wal_cut = False
-        """Whether it is to be lengthened again after the next commit, which makes the file."""
-        self._written_bytes = self._wal_bytes
-        """Estimate of the bytes written since the last checkpoint."""
         self._is_ending = False
         self._failed_era = -1
         """All appends of this era and earlier ones fail."""
@@ -218,7 +200,8 @@ class LogWriter:
             try:
                 self._maintain()
             except Exception as error:  # maintenance must not prevent the next commit
-                self._retention_at = self._checkpoint_at = time.monotonic() + MAINTENANCE_S
+                self._retention_at = time.monotonic() + MAINTENANCE_S
+                self._checkpoints.postpone(time.monotonic())
                 self._report_problem(f"maintenance of the log failed, which is tried again: {text_of(error)}", error)
         self._finish()
 
@@ -250,18 +233,12 @@ class LogWriter:
     def _wait_s(self) -> float | None:
         if self._refusal:
             return None
-        waits = []
         now = time.monotonic()
-        if self._reserve_at is not None:
-            waits.append(self._reserve_at - now)
+        waits = self._checkpoints.waits(now)
         if self._recovered_at is not None:
             waits.append(self._recovered_at - now)
         if self._retention is not None:
             waits.append(self._retention_at - now)
-        if self._wal_bytes > TRUNCATE_BYTES:
-            waits.append(self._checkpoint_at - now)
-        elif self._written_bytes or self._wal_bytes > IDLE_WAL_BYTES:
-            waits.append(max(self._idle_at, self._checkpoint_at) - now)
         return max(0.0, min(waits)) if waits else None
 
     def _commit(self, group: list[PendingAppend]) -> None:
@@ -289,18 +266,13 @@ class LogWriter:
                 self._fail(group, error)
             return
         self.commits += 1
-        self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
         self.busy_since = None
         self._observe(group, entries, now - began)
-        if self._reserve_at is not None or self._is_wal_cut:
-            self._is_wal_cut = False
-            self._reserve_at = now + RESERVING_PAUSE_S
-        self._idle_at = now + IDLE_S
+        self._checkpoints.handle_commit(sum([append.size_bytes for append in group]), now)
         self._retention_at = min(self._retention_at, now + RETENTION_S)
         answers: list[Answer] = []
         for append in group:
-            self._written_bytes += append.size_bytes
             answers.append(Committed(offset))
             for entry in append.effect.entries:
                 offset += entry.count
@@ -335,25 +307,15 @@ class LogWriter:
         if self._is_probe_due:
             self._is_probe_due = False
             self._try_to_write(now)
-        if self._reserve_at is not None and now >= self._reserve_at:
-            self._reserve_wal()
+        self._checkpoints.reserve(now)
         if self._recovered_at is not None and now >= self._recovered_at:
             self._reported, self._recovered_at = "", None
             _logger.info("the log can be written again")
             self._answer([Notice("log", "the log can be written again: messages are taken as before")])
         if self._retention is not None and now >= self._retention_at:
             self._run_retention(self._retention, now)
-        if now >= self._witness_at:
-            self._witness_at = now + WITNESS_S
-            self._store.sync_witness()
-        if now < self._checkpoint_at:
-            return
-        is_idle = now >= self._idle_at
-        self._check_wal()
-        if self._wal_bytes > (IDLE_WAL_BYTES if is_idle else TRUNCATE_BYTES):
-            self._checkpoint(truncate=True)
-        elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
-            self._checkpoint(truncate=False)
+        if self._checkpoints.run(now):
+            self._maintenance_problem = ""
 
     def _try_to_write(self, now: float) -> None:
         """Find out whether a log that could not be written can be written now."""
@@ -364,15 +326,6 @@ class LogWriter:
                 _logger.debug("the log still cannot be written", exc_info=error)
             else:
                 self._recovered_at = now + RECOVERED_S
-
-    def _reserve_wal(self) -> None:
-        """Lengthen the write-ahead log by a piece. Only speed depends on it, so a full disk is not a problem yet."""
-        try:
-            if self._store.extend_wal(RESERVED_WAL_BYTES):
-                self._reserve_at = None
-        except OSError as error:
-            self._reserve_at = None
-            _logger.info("the write-ahead log could not be lengthened: commits take longer", exc_info=error)
 
     def _run_retention(self, retention: RetentionStep, now: float) -> None:
         self.has_reported_all.clear()
@@ -390,31 +343,12 @@ class LogWriter:
         if lost is None:
             self._retention_at = now + MAINTENANCE_S
         else:
-            self._written_bytes += COMMIT_PAGES_BYTES
+            self._checkpoints.handle_deletion()
 
-    def _checkpoint(self, *, truncate: bool) -> None:
-        try:
-            self._store.checkpoint(truncate=truncate)
-        except Exception as error:
-            self._checkpoint_at = time.monotonic() + MAINTENANCE_S
-            self._report_problem(
-                f"the log's file could not be brought up to date, which is tried again: {text_of(error)}", error
-            )
-            return
-        self._maintenance_problem = ""
-        self._written_bytes = 0
-        self._check_wal()
-        if truncate:
-            self._is_wal_cut = True
-        if truncate and self._wal_bytes:  # a reader prevented it
-            self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else MAINTENANCE_S)
-
-    def _check_wal(self) -> None:
-        self._wal_bytes = self._store.wal_bytes
-        if self._wal_bytes > TRUNCATE_BYTES:
-            self.lets_read.clear()
-        else:
-            self.lets_read.set()
+    def _on_checkpoint_failed(self, error: Exception) -> None:
+        self._report_problem(
+            f"the log's file could not be brought up to date, which is tried again: {text_of(error)}", error
+        )
 
     def _report_problem(self, text: str, error: Exception) -> None:
         self._refuse_after(error)

@@ -22,6 +22,7 @@ import logging
 import threading
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +41,7 @@ from godwit.cluster.engine import (
     BeatRequest,
     EngineReport,
     EngineRequest,
+    EngineUnavailableError,
     FollowRequest,
     InfoRequest,
     Missing,
@@ -51,7 +53,7 @@ from godwit.cluster.engine import (
     Unsuitable,
 )
 from godwit.cluster.records import OVERHEAD_BYTES, PART_BYTES
-from godwit.errors import ConfigurationError, GodwitError
+from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
 
 MIN_VERSION: Final = (2, 12)
@@ -80,6 +82,10 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
     monitors: list[str]
     """The monitoring address of every server, as http://HOST:PORT."""
     replicas: int = 3
+    user: str = ""
+    password: str = ""
+    credentials: str | None = None
+    """A file with credentials, in place of user and password."""
 
     @property
     def stream(self) -> str:
@@ -97,7 +103,7 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 def check_servers(settings: NatsSettings) -> list[str]:
     """Check the servers that answer, and return the monitors of the others, which may be down at present.
 
-    Raises ConfigurationError if one is not suitable, or if too few answer to form a majority.
+    Raises ConfigurationError if one is not suitable, EngineUnavailableError if too few answer to form a majority.
     """
     if len(set(settings.monitors)) < MIN_SERVERS or settings.replicas < MIN_SERVERS:
         raise ConfigurationError(
@@ -118,7 +124,7 @@ def check_servers(settings: NatsSettings) -> list[str]:
             raise ConfigurationError(f"{monitor} and {found[server_id]} are the same NATS server: list each one once")
         found[server_id] = monitor
     if len(found) <= len(settings.monitors) // 2:
-        raise ConfigurationError(
+        raise EngineUnavailableError(
             f"{', '.join(absent)} do not answer ({problem}), and they are the majority: start the NATS servers with "
             "`http: HOST:PORT`, and list all of these addresses in monitors"
         ) from problem
@@ -186,6 +192,7 @@ class NatsEngine:
         report: Callable[[EngineReport], None],
         *,
         backlog: Callable[[], int] = lambda: 0,
+        makes_stream: bool = True,
     ) -> None:
         """Make an engine that is not connected: `start` connects it.
 
@@ -193,33 +200,41 @@ class NatsEngine:
             settings: Where it is.
             report: Called in the engine's thread with each report. It must not wait.
             backlog: Returns how many reports the node has not handled yet.
+            makes_stream: Make the stream if it does not exist; else that is an error.
         """
         self._settings = settings
         self._report = report
         self._backlog = backlog
+        self._makes_stream = makes_stream
         self._loop: asyncio.AbstractEventLoop
         self._client: Client | None = None
         self._stream: JetStreamContext | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._follower: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._problem: Exception | None = None
+        """The last error before it was connected."""
         self._thread = threading.Thread(target=self._run, name="godwit-engine", daemon=True)
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Check the servers, connect, and create the stream if it does not exist.
 
         Raises:
-            ConfigurationError: Servers or stream are not suitable.
-            GodwitError: There was no answer in time.
+            ConfigurationError: Servers or stream are not suitable, or user and password are wrong.
+            EngineUnavailableError: There was no answer in time.
         """
         absent = check_servers(self._settings)
         self._loop = asyncio.new_event_loop()
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(timeout_s, absent), self._loop).result()
-        except (NatsError, OSError, TimeoutError) as error:
+        except (NatsError, OSError, TimeoutError, CancelledError) as error:
             self.close()
             text = f"the NATS servers {', '.join(map(_without_password, self._settings.servers))} cannot be used"
-            raise GodwitError(f"{text} ({error!r}): check that they run, and user and password") from error
+            problem = self._problem or error
+            if _is_refusal(problem):
+                raise ConfigurationError(f"{text}: they refuse user and password; check them") from error
+            raise EngineUnavailableError(f"{text} ({problem!r}): check that they run") from error
         except BaseException:
             self.close()
             raise
@@ -244,11 +259,15 @@ class NatsEngine:
         self._loop.run_forever()
 
     async def _open(self, timeout_s: float, absent: list[str]) -> None:
+        self._opening = asyncio.current_task()
         settings = self._settings
         async with asyncio.timeout(timeout_s):
             self._client = client = await nats.connect(
                 servers=settings.servers,
-                error_cb=_log_error,
+                error_cb=self._on_error,
+                user=settings.user or None,
+                password=settings.password or None,
+                user_credentials=settings.credentials,
                 connect_timeout=int(CONNECT_S),
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.1,
@@ -279,6 +298,11 @@ class NatsEngine:
                 config = (await stream.stream_info(settings.stream)).config
                 break
             except NotFoundError:
+                if not self._makes_stream:
+                    raise ConfigurationError(
+                        f"the cluster {settings.name} has not begun: the stream {settings.stream} does not exist. "
+                        "Start a node, or check the name under [cluster]"
+                    ) from None
                 try:
                     await stream.add_stream(wanted)
                 except (APIError, NatsError, TimeoutError) as error:
@@ -390,6 +414,13 @@ class NatsEngine:
             if subscription is not None:
                 await _quietly(subscription.unsubscribe())
 
+    async def _on_error(self, error: Exception) -> None:
+        _logger.debug("the connection to NATS: %r", error)
+        if self._stream is None:
+            self._problem = error
+            if _is_refusal(error) and self._opening is not None:
+                self._opening.cancel()  # the library would try again
+
     async def _on_beat(self, message: Msg) -> None:
         self._report(Beat(message.data))
 
@@ -401,8 +432,8 @@ async def _quietly(closing: Awaitable[None]) -> None:
         _logger.debug("a subscription could not be ended: %r", error)
 
 
-async def _log_error(error: Exception) -> None:
-    _logger.debug("the connection to NATS: %r", error)
+def _is_refusal(error: BaseException) -> bool:
+    return "authorization" in str(error).lower()  # the library has a class for it, and does not always use it
 
 
 def _without_password(url: str) -> str:

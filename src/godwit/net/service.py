@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -28,35 +28,35 @@ from godwit.errors import GodwitError, SocketError, UsageError
 from godwit.metrics.server import MetricsServer, open_endpoint
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
-from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
+from godwit.net.archive_process import ArchiveProcess
 from godwit.net.bridge import Bridge, check_bridge
+from godwit.net.broker_archive import BrokerArchive, Notices, is_local
 from godwit.net.broker_figures import BrokerFigures
 from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
 from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
-from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
+from godwit.net.durable_log import LOG_ID_BYTES, BrokerLog, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.service_manager import ServiceManager
 from godwit.net.service_warnings import (
     KEY_NOT_STORED,
     PLAIN_ALLOWED,
-    archive_not_installed,
-    archive_open_to_all,
-    archive_without_tls,
     mqtt_without_tls,
     names_in_metrics,
     open_to_all,
 )
 from godwit.net.udp import UdpSocket
-from godwit.server.configuration import ArchiveSection, Configuration
+from godwit.server.configuration import Configuration
 from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
-from godwit.store.folder import DataFolder
 from godwit.store.memory import MemoryStore
 from godwit.transport.events import Address, Train
+
+if TYPE_CHECKING:
+    from godwit.net.cluster_service import ClusterService
 
 WALL_CLOCK_INTERVAL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 0.5
@@ -68,12 +68,6 @@ METRICS_PORT: Final = 9464
 _POLL_S: Final = 0.01
 
 _logger = logging.getLogger(__name__)
-
-
-class Notices(Protocol):
-    """The destination of event lines: godwit.net.notices.NoticeWriter, or a test."""
-
-    def write(self, kind: str, text: str, fields: dict[str, Any]) -> None: ...
 
 
 class _NoNotices:
@@ -103,6 +97,17 @@ class _SharedListener:
             other.schedule_flush()
 
 
+class ActiveNode(Protocol):
+    """What an active node of a cluster lends to its broker. It remains open when the broker is stopped."""
+
+    sockets: list[UdpSocket]
+    """The broker closes them."""
+    archive: BrokerArchive
+
+    def open_log(self, *, wake: Callable[[], None], on_notice: Callable[[Notice], None]) -> BrokerLog:
+        """Return the log, for one broker."""
+
+
 class Service:
     """A broker in the running event loop.
 
@@ -116,6 +121,7 @@ class Service:
         *,
         notices: Notices | None = None,
         wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        node: ActiveNode | None = None,
     ) -> None:
         """Make a broker. `start`, or `async with`, runs it.
 
@@ -123,7 +129,9 @@ class Service:
             configuration: By default a broker in memory on a free port of 127.0.0.1.
             notices: Receives an event line for each event.
             wall_clock_us: Returns the time in microseconds since 1970.
+            node: The parts of a node of a cluster, which outlive this broker.
         """
+        self._node = node
         self.configuration = configuration or Configuration(listen=["127.0.0.1:0"])
         self.addresses: list[Address] = []
         """Where it listens, in the order of the configuration, with the actual ports."""
@@ -132,17 +140,15 @@ class Service:
         self._wall_clock_us = wall_clock_us
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
-        self._durable: DurableLog | None = None
+        self._durable: BrokerLog | None = None
         self._security = BrokerSecurity(self.configuration.security, None)
-        self._archive: ArchiveProcess | None = None
+        self._archive: BrokerArchive | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
         self._bridges: list[Bridge] = []
         self._metrics: MetricsServer | None = None
         self._captures: BrokerCaptures | None = None
         self._figures: BrokerFigures | None = None
-        self._is_archive_missing = False
-        """Whether a line has reported that the packages of the archive are not installed."""
 
     @property
     def urls(self) -> list[str]:
@@ -157,7 +163,7 @@ class Service:
     @property
     def archive_url(self) -> str:
         """The archive's address as `grpc://127.0.0.1:50001`; empty while no archive runs."""
-        return "" if self._archive is None else self._archive.url
+        return "" if self._archive is None else self._archive.process.url
 
     @property
     def mqtt_urls(self) -> list[str]:
@@ -189,8 +195,11 @@ class Service:
         """
         if self._drivers:
             raise UsageError("this service runs already: make another one")
-        _check(self.configuration)
-        sockets = await self._open_sockets(self.configuration.listen)
+        check_configuration(self.configuration)
+        if self._node is None:
+            sockets = await open_sockets(self.configuration.listen)
+        else:
+            sockets = self._node.sockets
         try:
             log = self._open_log()
             last_us = 0 if self._durable is None else self._durable.last_received_us
@@ -223,17 +232,23 @@ class Service:
             await self.stop()
             raise
         if self._durable is not None:
-            self._archive = ArchiveProcess(
-                self._durable.folder.stages_path, import_staged=self._import_staged, on_notice=self._write_notice
-            )
+            if self._node is None:
+                self._archive = BrokerArchive(
+                    self._durable.folder,
+                    self._notices,
+                    import_staged=self._import_staged,
+                    on_notice=self._write_notice,
+                )
+            else:
+                self._archive = self._node.archive
+                self._archive.import_staged = self._import_staged
             self._run_bridges(self._durable)
-        command = self._run_archive()
-        if self._archive is None or command is None:
+        if self._archive is None or not self._run_archive():
             self._announce()
         else:
-            self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive.process))
 
-    def _run_bridges(self, durable: DurableLog) -> None:
+    def _run_bridges(self, durable: BrokerLog) -> None:
         for section in self.configuration.bridges:
             bridge = Bridge(
                 section,
@@ -271,24 +286,30 @@ class Service:
 
     def _open_log(self) -> Log:
         configuration = self.configuration
+        if self._node is not None:
+            self._durable = self._node.open_log(wake=self._waker(), on_notice=self._write_notice)
+            return self._durable.log
         if configuration.data is None:
             return MemoryLog(MemoryStore(configuration.settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES)))
+        self._durable = DurableLog(
+            configuration.data,
+            configuration.retention,
+            now_us=self._wall_clock_us(),
+            wake=self._waker(),
+            on_notice=self._write_notice,
+            # Until the bridges run, nothing is known of what their hubs have.
+            hold_from=0 if any(section.hold for section in configuration.bridges) else None,
+        )
+        return self._durable.log
+
+    def _waker(self) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
 
         def wake() -> None:  # in another thread
             with suppress(RuntimeError):  # the loop has ended, and so does the log
                 loop.call_soon_threadsafe(self._on_log)
 
-        self._durable = DurableLog(
-            configuration.data,
-            configuration.retention,
-            now_us=self._wall_clock_us(),
-            wake=wake,
-            on_notice=self._write_notice,
-            # Until the bridges run, nothing is known of what their hubs have.
-            hold_from=0 if any(section.hold for section in configuration.bridges) else None,
-        )
-        return self._durable.log
+        return wake
 
     def _listen(self, sockets: Sequence[UdpSocket]) -> None:
         sides: list[_SharedListener] = []
@@ -338,63 +359,16 @@ class Service:
         self._metrics = MetricsServer(handle, BrokerMetrics(self._get_parts, section).answers())
 
     def _get_parts(self) -> BrokerParts:
-        return BrokerParts(self.server, self._drivers, self._mqtt, self._durable, self._archive)
+        archive = None if self._archive is None else self._archive.process
+        return BrokerParts(self.server, self._drivers, self._mqtt, self._durable, archive)
 
     def _schedule_turn(self) -> None:
         for driver in self._drivers:
             driver.schedule_flush()
 
-    async def _open_sockets(self, listen: Sequence[str]) -> list[UdpSocket]:
-        loop = asyncio.get_running_loop()
-        sockets: list[UdpSocket] = []
-        try:
-            for text in listen:
-                host, port = parse_broker(text)
-                addresses = await loop.run_in_executor(None, resolve_all, host, port)
-                sockets += listen_on(host, port, addresses)
-        except BaseException:
-            for udp in sockets:
-                udp.close()
-            raise
-        return sockets
-
-    def _run_archive(self) -> Sequence[str] | None:
-        """Run the archive of the configuration, and no other. Return its command, or None if it has no archive."""
-        if self._durable is None or self._archive is None:
-            return None
-        command = self._archive_command(self._durable.folder)
-        section = self.configuration.archive
-        files = [path for path in (section.certificate, section.key) if path is not None and command is not None]
-        self._archive.run(command, files)
-        return command
-
-    def _archive_command(self, folder: DataFolder) -> Sequence[str] | None:
-        section = self.configuration.archive
-        if not section.is_on:
-            return None
-        if missing := missing_archive_packages():
-            if not self._is_archive_missing:  # once, and not each time the configuration is read again
-                self._is_archive_missing = True
-                is_configured = section != ArchiveSection()
-                self._notices.write("warning" if is_configured else "log", archive_not_installed(missing), {})
-            return None
-        if not self.configuration.settings.access.is_open and section.token_file is None:
-            self._notices.write(
-                "warning",
-                "there are access rules and no tokens for the archive, so it does not run: "
-                'give a token_file under [archive] in the configuration, or say listen = "none" there',
-                {},
-            )
-            return None
-        listen = archive_address(self.configuration.listen[0], self.addresses[0])
-        if section.listen is not None:
-            listen = format_address(parse_broker(section.listen))
-        if not is_local(listen):
-            if section.token_file is None:
-                self._notices.write("warning", archive_open_to_all(listen), {})
-            elif section.certificate is None:
-                self._notices.write("warning", archive_without_tls(listen), {})
-        return archive_command(folder.log_path, folder.stages_path, listen, section)
+    def _run_archive(self) -> bool:
+        """Run the archive of the configuration, and no other. Return whether there is one."""
+        return self._archive is not None and self._archive.run(self.configuration, self.addresses)
 
     async def _announce_after(self, archive: ArchiveProcess) -> None:
         with suppress(TimeoutError):
@@ -471,13 +445,13 @@ class Service:
                 rest.callback(driver.close)
             if mqtt is not None:
                 rest.callback(mqtt.close)
-            if drivers:
+            if drivers and self._node is None:
                 rest.callback(self._notices.write, "stopped", "the broker has stopped", {})
             if durable is not None:
                 rest.push_async_callback(durable.close)
                 rest.callback(self.server.run_turn)  # stores the positions of the subscribers
-            if archive is not None:
-                rest.push_async_callback(archive.stop)
+            if archive is not None and self._node is None:
+                rest.push_async_callback(archive.process.stop)
             if drivers:
                 await self._close_connections(drivers)
 
@@ -503,7 +477,7 @@ class Service:
         Raises:
             UsageError: The configuration is invalid; then nothing was changed.
         """
-        _check(configuration)
+        check_configuration(configuration)
         self.server.change_settings(configuration.settings)
         for driver in self._drivers:
             driver.schedule_flush()
@@ -515,6 +489,8 @@ class Service:
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
         self._reload_mqtt(configuration)
+        if configuration.cluster != former.cluster:
+            self._notices.write("warning", "other settings of the cluster need a restart of the broker", {})
         if configuration.bridges != former.bridges:
             self._notices.write("warning", "other bridges need a restart of the broker", {})
         if configuration.metrics != former.metrics:
@@ -532,6 +508,7 @@ class Service:
             mqtt=former.mqtt,
             bridges=former.bridges,
             metrics=former.metrics,
+            cluster=former.cluster,
         )
         self._run_archive()
         for warning in configuration.warnings:
@@ -556,7 +533,7 @@ class Service:
         """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
         try:
             configuration = load()
-            _check(configuration)
+            check_configuration(configuration)
         except (GodwitError, OSError) as error:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
         else:
@@ -623,7 +600,7 @@ class Service:
             self._hold_retention()
         imported = self.server.imported
         while imported and self._archive is not None:
-            self._archive.answer(imported.pop(0))
+            self._archive.process.answer(imported.pop(0))
 
     def _import_staged(self, event: Import) -> None:
         self.server.import_staged(event)
@@ -634,7 +611,7 @@ def _topic_level(reason: str) -> str:
     return reason.lower().replace(" ", "_")
 
 
-def _check(configuration: Configuration) -> None:
+def check_configuration(configuration: Configuration) -> None:
     """Raise AddressError for an invalid address, before anything is opened or changed."""
     if configuration.archive.listen is not None:
         parse_broker(configuration.archive.listen)
@@ -654,7 +631,7 @@ async def serve(
     *,
     notices: Notices | None = None,
     load: Callable[[], Configuration] | None = None,
-    ready: Callable[[Service], None] | None = None,
+    ready: Callable[[Service | ClusterService], None] | None = None,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM. A service manager such as systemd is notified of its state.
 
@@ -666,13 +643,22 @@ async def serve(
 
     Raises:
         GodwitError: See Service.start.
+        NodeStoppedError: A node of a cluster must not continue.
     """
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     handled = [signal.SIGINT, signal.SIGTERM]
     manager = ServiceManager()
+    running: Service | ClusterService
+    if configuration.cluster is None:
+        running = Service(configuration, notices=notices)
+    else:
+        from godwit.net.cluster_service import ClusterService
+
+        running = ClusterService(configuration, notices=notices or _NoNotices())
+        running.failed.add_done_callback(lambda _: stopping.set())
     try:
-        async with Service(configuration, notices=notices) as service:
+        async with running as service:
             status = f"listening on {', '.join(service.urls)}"
 
             def reload(load: Callable[[], Configuration]) -> None:
@@ -691,6 +677,8 @@ async def serve(
                     ready(service)
                 manager.notify_ready(status)
                 await stopping.wait()
+                if not isinstance(service, Service) and service.failed.done():
+                    raise service.failed.result()
             finally:
                 manager.notify_stopping()
                 # Removed at once, so that a second Ctrl-C ends the process immediately.
@@ -703,8 +691,23 @@ async def serve(
 
 AUDITED: Final = frozenset(("connected", "disconnected", "refused", "kicked", "closed", "capture"))
 """Notices that are published on `$audit/...`, beside changes of the configuration."""
-MAX_PORT: Final = 65_535
 _NOT_LOCAL: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+async def open_sockets(listen: Sequence[str]) -> list[UdpSocket]:
+    """Open the sockets of all addresses, or none."""
+    loop = asyncio.get_running_loop()
+    sockets: list[UdpSocket] = []
+    try:
+        for text in listen:
+            host, port = parse_broker(text)
+            addresses = await loop.run_in_executor(None, resolve_all, host, port)
+            sockets += listen_on(host, port, addresses)
+    except BaseException:
+        for udp in sockets:
+            udp.close()
+        raise
+    return sockets
 
 
 def listen_on(host: str, port: int, addresses: Sequence[Address]) -> list[UdpSocket]:
@@ -743,19 +746,3 @@ def listener_reset_key(reset_key: bytes, address: Address) -> bytes:
     """
     host, port, *_ = address
     return hmac.digest(reset_key, f"godwit 1 listener {host} {port}".encode(), "sha256")
-
-
-def archive_address(listen: str, address: Address) -> str:
-    """Return where the archive listens by default: on the first listener's host, and its port plus one."""
-    host, port = parse_broker(listen)
-    after = address[1] + 1 if 0 < port < MAX_PORT else 0
-    return f"[{host}]:{after}" if ":" in host else f"{host}:{after}"
-
-
-def is_local(listen: str) -> bool:
-    """Return whether only this machine can reach the address. For names other than localhost it returns False."""
-    host, _ = parse_broker(listen)
-    try:
-        return host == "localhost" or is_loopback((host, 0))
-    except ValueError:
-        return False

@@ -21,9 +21,11 @@ from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_lik
 from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
-from godwit.limits import KIB, MAX_RELAY_FILTERS, MAX_RELAY_FILTERS_BYTES, MIB
+from godwit.limits import MAX_RELAY_FILTERS, MAX_RELAY_FILTERS_BYTES, MIB
 from godwit.mqtt.connection import MqttSettings
+from godwit.server.cluster_configuration import ClusterFileSection, ClusterSection, read_cluster
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
+from godwit.server.configuration_values import AGES_S, SIZES_BYTES, Quantity, read_path, read_quantity
 from godwit.store.retention import RetentionRule
 from godwit.wire.filters import RESERVED
 
@@ -34,13 +36,6 @@ MIN_AGE_S: Final = 1.0
 MIN_LOG_BYTES: Final = MIB
 """A block may be this long, and nothing smaller is deleted."""
 MAX_METRIC_SERIES: Final = 100_000
-
-_AGES_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
-_THOUSANDS_BYTES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-SIZES_BYTES: Final = {**_THOUSANDS_BYTES, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024**2 * MIB}
-WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
-Quantity: TypeAlias = float | str
-"""A number, or a text with a unit."""
 
 _BRIDGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DEFAULTS: Final = Settings()
@@ -155,6 +150,8 @@ class Configuration:
     """Bridges of a log that has a folder."""
     metrics: MetricsSection | None = None
     """None: no metrics endpoint."""
+    cluster: ClusterSection | None = None
+    """None: this broker is alone."""
     security: SecuritySection = field(default_factory=SecuritySection)
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
@@ -329,6 +326,7 @@ class ConfigurationFile(_Section):
     mqtt: MqttFileSection | None = None
     bridge: list[BridgeFileSection] = []
     metrics: MetricsFileSection | None = None
+    cluster: ClusterFileSection | None = None
     security: SecurityFileSection = msgspec.field(default_factory=SecurityFileSection)
 
 
@@ -363,7 +361,11 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         **_numbers(source, ("jobs",), file.jobs),
         access=_access(file.access, source, read_secret, warnings, file.security.client_ca is not None),
     )
-    data = _path(source, ("log", "data"), file.log.data, folder)
+    data = read_path(source, ("log", "data"), file.log.data, folder)
+    retention = _retention(file.log, source)
+    if retention and file.cluster is not None:
+        text = "log has rules of retention, which a node of a cluster does not have yet: leave max_age and max_bytes"
+        raise source.error(("log",), text)
     # Listeners with TLS use the certificate of the broker, unless they have their own.
     for other in (file.archive, file.mqtt):
         if other is not None and other.certificate is None and other.key is None:
@@ -372,11 +374,12 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         listen=file.listen,
         settings=settings,
         data=data,
-        retention=_retention(file.log, source),
+        retention=retention,
         archive=_archive(file.archive, source, folder),
         mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
         bridges=_bridges(file.bridge, source, read_secret),
         metrics=None if file.metrics is None else _metrics(file.metrics, source),
+        cluster=None if file.cluster is None else read_cluster(file.cluster, source, read_secret, folder),
         security=_security(file.security, source, folder),
         warnings=warnings,
     )
@@ -558,7 +561,7 @@ def _retention(section: LogSection, source: ConfigurationSource) -> tuple[Retent
 
 def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: Path) -> ArchiveSection:
     def path(key: str, text: str | None) -> Path | None:
-        return _path(source, ("archive", key), text, folder)
+        return read_path(source, ("archive", key), text, folder)
 
     if (section.certificate is None) != (section.key is None):
         raise source.error(("archive",), "archive has only one of certificate and key: give both, or none")
@@ -576,15 +579,15 @@ def _security(section: SecurityFileSection, source: ConfigurationSource, folder:
         raise source.error(("security",), "security has only one of certificate and key: give both, or none")
     return SecuritySection(
         plain=section.plain,
-        certificate=_path(source, ("security", "certificate"), section.certificate, folder),
-        key=_path(source, ("security", "key"), section.key, folder),
-        client_ca=_path(source, ("security", "client_ca"), section.client_ca, folder),
+        certificate=read_path(source, ("security", "certificate"), section.certificate, folder),
+        key=read_path(source, ("security", "key"), section.key, folder),
+        client_ca=read_path(source, ("security", "client_ca"), section.client_ca, folder),
     )
 
 
 def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -> MqttSection:
     def path(key: str, text: str | None) -> Path | None:
-        return _path(source, ("mqtt", key), text, folder)
+        return read_path(source, ("mqtt", key), text, folder)
 
     if not section.listen:
         raise source.error(("mqtt", "listen"), 'mqtt.listen is empty: give an address, as in ["127.0.0.1:1883"]')
@@ -700,45 +703,14 @@ def _bridge_filters(
     return tuple(dict.fromkeys(section.filters))
 
 
-def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:
-    if text is None:
-        return None
-    if not text:
-        raise source.error(key, f"{label(key)} is empty: give a path, or leave the key out")
-    return folder / text
-
-
 def _age_s(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> float | None:
     """Return the maximum age in seconds, or None for no limit."""
     key = (*path, "max_age")
-    return _quantity(source, key, section.max_age, _AGES_S, MIN_AGE_S, "1 s", '"30d", "12h" or a number of seconds')
+    return read_quantity(source, key, section.max_age, AGES_S, MIN_AGE_S, "1 s", '"30d", "12h" or a number of seconds')
 
 
 def _bytes(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> int | None:
     """Return the maximum size in bytes, or None for no limit."""
     key, how = (*path, "max_bytes"), '"10GiB", "500MB" or a number of bytes'
-    found = _quantity(source, key, section.max_bytes, SIZES_BYTES, MIN_LOG_BYTES, "1 MiB", how)
+    found = read_quantity(source, key, section.max_bytes, SIZES_BYTES, MIN_LOG_BYTES, "1 MiB", how)
     return None if found is None else int(found)
-
-
-def _quantity(
-    source: ConfigurationSource,
-    key: KeyPath,
-    value: Quantity | None,
-    units: dict[str, float] | dict[str, int],
-    least: float,
-    least_text: str,
-    how: str,
-) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        match = WITH_UNIT.fullmatch(value)
-        if match is None or match[2] not in units:
-            raise source.error(key, f"{label(key)} is not understood: write it as {how}")
-        value = float(match[1]) * units[match[2]]
-    if not value >= least:  # also for nan
-        raise source.error(key, f"{label(key)} is {value:g}: it must be {least_text} at least; write it as {how}")
-    if value > 2**53:
-        raise source.error(key, f"{label(key)} is {value:g}: leave the key out for no bound; write it as {how}")
-    return value

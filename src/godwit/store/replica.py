@@ -23,7 +23,7 @@ from godwit.errors import LogDamagedError, StorageError
 from godwit.store.block import BlockRow
 from godwit.store.connection import translate_errors
 from godwit.store.port import Change, Entry
-from godwit.store.reader import EpochRow, insert_epoch
+from godwit.store.reader import BlockScanner, EpochRow, LogReader, insert_epoch
 from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.state import LogMeta, apply_changes, has_valid_checksum, store_meta, with_checksum
@@ -171,6 +171,27 @@ class ReplicaStore(SqliteStore):
         if place.writer:
             self._epoch_id = place.writer
             self._has_begun = bool(self._epochs) and self._epochs[-1].id == place.writer
+
+
+class ReplicaPlace(msgspec.Struct, frozen=True):
+    """How far a file has followed a cluster, and which log it is."""
+
+    place: Place
+    log_id: bytes
+    next_offset: int
+    until_us: int
+    """When its newest message arrived."""
+
+
+def read_place(path: Path) -> ReplicaPlace:
+    """Read the place of a log, which a broker may be using. Raise a StorageError if that is not possible."""
+    reader = LogReader.open(path)
+    try:
+        with translate_errors(path, "read"):
+            ends = BlockScanner(reader.connection).ends()
+            return ReplicaPlace(_load_place(reader.connection, path), reader.log_id, ends.next_offset, ends.until_us)
+    finally:
+        reader.close()
 
 
 def _load_place(connection: apsw.Connection, path: Path) -> Place:

@@ -99,6 +99,8 @@ class Endpoint:
         )
         self.pending_events: list[Event] = []
         """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
+        self.standby_text = ""
+        """Why this endpoint, of a standby, refuses all clients; empty if it does not."""
         self._answers: deque[Train] = deque()
         self._handshakes = HandshakeQueue()
         self._handshakes_at = -inf
@@ -469,6 +471,9 @@ class Endpoint:
                 self._dials[connection_id].connection.handle_repeated_connect(address)
             self._answer(address, packet)
             return "repeated_connect"
+        if self.standby_text:
+            self._answer(address, self._acceptor.refuse(frame, Code.STANDBY, self.standby_text, now))
+            return "standby"
         try:
             peer = decode_parameters(frame.parameters)
         except DecodeError as error:

@@ -209,7 +209,7 @@ class Acceptor:
 
 
 TRIES_A_COOKIE: Final = 3
-_REFUSALS_BEFORE_KEYS: Final = frozenset((Code.BUSY, Code.PROTOCOL))
+_REFUSALS_BEFORE_KEYS: Final = frozenset((Code.BUSY, Code.PROTOCOL, Code.STANDBY))
 """The codes after which a client connects again in any case."""
 
 

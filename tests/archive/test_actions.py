@@ -76,6 +76,7 @@ def test_info(stand: Stand) -> None:
         "marks": {},
         "epochs": [[logs.LOG_ID[:8].hex(), 0]],
         "columns": list(ALL_COLUMNS),
+        "accepts_commits": True,
     }
 
 

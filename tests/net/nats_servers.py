@@ -64,6 +64,10 @@ jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync
     def start(self) -> None:
         for number in range(len(self.ports)):
             self.start_one(number)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all servers answer."""
         deadline = time.monotonic() + START_S
         for port in self.monitors:
             while True:

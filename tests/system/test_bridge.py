@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,41 +28,41 @@ def configure(path: Path, hub: str, **more: str) -> Path:
     return path
 
 
-def entries_of(data: Path, topics: str) -> list[tuple[int, Entry]]:
+def entries_of(data: Path, topics: str) -> Iterator[tuple[int, Entry]]:
     reader = LogReader.open(data / "log.sqlite")
-    found: list[tuple[int, Entry]] = []
     try:
         offset, end = 0, reader.next_offset()
         while offset < end:
             piece = reader.read(offset, 8 << 20)
-            found += [(first, entry) for first, entry in piece.entries if entry.topic.startswith(topics)]
+            yield from ((first, entry) for first, entry in piece.entries if entry.topic.startswith(topics))
             offset = piece.next_offset
     finally:
         reader.close()
-    return found
+
+
+def sent_messages(edge: Path) -> Iterator[tuple[object, ...]]:
+    for offset, entry in entries_of(edge, "poured/"):
+        for place, payload in enumerate(payloads_of(entry)):
+            yield f"site/{entry.topic}", entry.publisher, entry.flags >> 6, entry.flags & 4, offset + place, payload
+
+
+def copied_messages(hub: Path) -> Iterator[tuple[object, ...]]:
+    for _, entry in entries_of(hub, "site/"):
+        origin = decode_properties(extension_of(entry)).origin
+        assert origin is not None
+        for place, payload in enumerate(payloads_of(entry)):
+            yield entry.topic, entry.publisher, entry.flags >> 6, entry.flags & 4, origin[1] + place, payload
 
 
 def check_copies(edge: Path, hub: Path) -> int:
     """Compare every message of the edge with its copy at the hub, in order. Return their number."""
-    wanted = [
-        (f"site/{entry.topic}", entry.publisher, entry.flags >> 6, entry.flags & 4, offset + place, payload)
-        for offset, entry in entries_of(edge, "poured/")
-        for place, payload in enumerate(payloads_of(entry))
-    ]
-    found = []
-    for _, entry in entries_of(hub, "site/"):
-        origin = decode_properties(extension_of(entry)).origin
-        assert origin is not None
-        found += [
-            (entry.topic, entry.publisher, entry.flags >> 6, entry.flags & 4, origin[1] + place, payload)
-            for place, payload in enumerate(payloads_of(entry))
-        ]
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
+    count = 0
+    for one, other in zip(copied_messages(hub), sent_messages(edge), strict=True):
         assert one == other
+        count += 1
     reports = [json.loads(text) for _, entry in entries_of(hub, "$relay/") for text in payloads_of(entry)]
     assert reports == []
-    return len(found)
+    return count
 
 
 async def status(stage: Stage, broker: Broker) -> dict[str, object]:
@@ -142,8 +144,10 @@ def test_a_backlog_is_sent_when_the_hub_appears(tmp_path: Path, messages: int) -
             publisher.tell(f"send {messages}")
             await publisher.hear("confirmed", within_s=60 + messages / 5000)
             assert (await status(stage, edge))["state"] == "connecting"
+            began = time.monotonic()
             hub = await stage.broker(data=hub_data, listen=(address,), name="hub")
             await settled(stage, edge)
+            print(f"{messages} messages in {time.monotonic() - began:.1f} s")
             await edge.stop()
             await hub.stop()
             assert check_copies(edge_data, hub_data) == messages

@@ -1,6 +1,6 @@
 """The actions of the archive: JSON in, JSON out, by the name of the action.
 
-info               log_id, first_offset, next_offset, marks (the retention floors), epochs, columns
+info               log_id, first_offset, next_offset, marks (the retention floors), epochs, columns, accepts_commits
 offset_for_time    offset
 measure            offset, rows, bytes
 topics             topics: name, messages, payload_bytes, last_us; in pages
@@ -60,6 +60,9 @@ class CommitError(StorageError):
 class Committer(Protocol):
     """Appends the content of stage files; BrokerPipe implements it."""
 
+    is_accepting: bool
+    """Whether it does so at present. The broker of a replica does not."""
+
     def commit(
         self, query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float
     ) -> CommitDone | None:
@@ -111,6 +114,7 @@ class Actions:
                     "marks": reader.retention_floors(),
                     "epochs": [(row.id.hex(), row.first_offset) for row in reader.epochs()],
                     "columns": ALL_COLUMNS,
+                    "accepts_commits": self._committer.is_accepting,
                 }
 
         yield self._readers.ask(collect)
@@ -151,6 +155,8 @@ class Actions:
                 f"batch {request.batch} of {shown(request.query)} is more than {MAX_STEP} above its last one, "
                 f"{recorded}: count on from that one, or choose another name for the query"
             )
+        if not self._committer.is_accepting:
+            raise CommitError("the broker of this archive is a standby: stage and commit at the active one")
         files = self._stages.files_of(request)
         if files is None:
             raise CommitError(

@@ -37,6 +37,7 @@ from godwit.server.archive_pipe import (
     CallCounts,
     Commit,
     CommitDone,
+    CommitRole,
     FromArchive,
     LogLine,
     PipeReader,
@@ -162,6 +163,8 @@ class BrokerPipe:
         self._writing = threading.Lock()
         self._pending: dict[int, _Reply] = {}
         self._next_key = 0
+        self.is_accepting = True
+        """Whether the broker accepts commits."""
 
     def start(self) -> None:
         """Start the receiving thread."""
@@ -212,9 +215,11 @@ class BrokerPipe:
         try:
             while data := os.read(self._read_fd, READ_BYTES):
                 for body in reader.feed(data):
-                    done = decode_from_broker(body)
-                    if (reply := self._pending.get(done.key)) is not None:
-                        reply.done = done
+                    message = decode_from_broker(body)
+                    if isinstance(message, CommitRole):
+                        self.is_accepting = message.is_accepting
+                    elif (reply := self._pending.get(message.key)) is not None:
+                        reply.done = message
                         reply.has_arrived.set()
         except (OSError, DecodeError):
             pass  # the broker has ended

@@ -33,7 +33,7 @@ ArchiveOption = Annotated[
     typer.Option(
         "--archive",
         metavar="HOST:PORT",
-        help="Address of a broker's archive; may be repeated.",
+        help="Address of a broker's archive, or of replicas of one log, as 'A|B'; may be repeated.",
         show_default="host of the broker, its port plus one",
     ),
 ]

@@ -97,15 +97,17 @@ class SourceOptions:
 
 
 def default_archive(broker: str) -> str:
-    """Return the default address of a broker's archive: its host, and its port plus one.
+    """Return the default address of a broker's archive: its host, and its port plus one. Several brokers are replicas.
 
     Raises:
-        UsageError: The port has no successor.
+        UsageError: A port has no successor.
     """
-    host, port = parse_brokers(broker)[0]
-    if not 0 < port < MAX_PORT:
-        raise UsageError(f"the archive of a broker at port {port} has no default address: give it with --archive")
-    return f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"
+    found = []
+    for host, port in parse_brokers(broker):
+        if not 0 < port < MAX_PORT:
+            raise UsageError(f"the archive of a broker at port {port} has no default address: give it with --archive")
+        found.append(f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}")
+    return "|".join(found)
 
 
 def open_lake(address: str, *, must_exist: bool) -> Lake:

@@ -1,7 +1,4 @@
-"""The engine of a cluster with NATS JetStream: one stream, in an event loop and a thread of its own.
-
-    node's thread    NatsEngine.send (requests)  --->  event loop of the engine  --->  NATS
-    node's thread    report (EngineReport)       <---  event loop of the engine  <---  NATS
+"""The engine of a cluster with NATS JetStream: one stream.
 
 Requests are independent of each other, so several appends are in flight. Each has a reply subject of its own, because
 an error can overtake an acknowledgement. Whatever is not a positive acknowledgement is AppendRefused, also "wrong last
@@ -19,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from typing import Any, Final
 
@@ -42,7 +38,6 @@ from godwit.cluster.engine import (
     EngineReport,
     EngineRequest,
     EngineUnavailableError,
-    FollowRequest,
     InfoRequest,
     Missing,
     RecordFound,
@@ -55,6 +50,7 @@ from godwit.cluster.engine import (
 from godwit.cluster.records import OVERHEAD_BYTES, PART_BYTES
 from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
+from godwit.net.engine_thread import EngineThread, without_password
 
 MIN_VERSION: Final = (2, 12)
 MIN_SERVERS: Final = 3
@@ -66,8 +62,6 @@ MONITOR_S: Final = 5.0
 RECHECK_S: Final = 2.0
 """How often a server is tried that was down at the start."""
 MAX_VARZ_BYTES: Final = 4 * MIB
-BACKLOG: Final = 512
-"""A follower reads no further while this many reports wait for the node."""
 _EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
 _logger = logging.getLogger(__name__)
 
@@ -183,8 +177,8 @@ def stream_problem(config: StreamConfig, settings: NatsSettings) -> str:
     return ""
 
 
-class NatsEngine:
-    """Carries out the requests of one node; see godwit.cluster.engine."""
+class NatsEngine(EngineThread):
+    """An engine with one stream of NATS JetStream."""
 
     def __init__(
         self,
@@ -202,19 +196,14 @@ class NatsEngine:
             backlog: Returns how many reports the node has not handled yet.
             makes_stream: Make the stream if it does not exist; else that is an error.
         """
+        super().__init__(report, backlog=backlog)
         self._settings = settings
-        self._report = report
-        self._backlog = backlog
         self._makes_stream = makes_stream
-        self._loop: asyncio.AbstractEventLoop
         self._client: Client | None = None
         self._stream: JetStreamContext | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._follower: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._problem: Exception | None = None
         """The last error before it was connected."""
-        self._thread = threading.Thread(target=self._run, name="godwit-engine", daemon=True)
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Check the servers, connect, and create the stream if it does not exist.
@@ -224,39 +213,16 @@ class NatsEngine:
             EngineUnavailableError: There was no answer in time.
         """
         absent = check_servers(self._settings)
-        self._loop = asyncio.new_event_loop()
-        self._thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._open(timeout_s, absent), self._loop).result()
+            self._launch(self._open(timeout_s, absent))
         except (NatsError, OSError, TimeoutError, CancelledError) as error:
-            self.close()
-            text = f"the NATS servers {', '.join(map(_without_password, self._settings.servers))} cannot be used"
+            text = f"the NATS servers {', '.join(map(without_password, self._settings.servers))} cannot be used"
             problem = self._problem or error
             if _is_refusal(problem):
                 raise ConfigurationError(f"{text}: they refuse user and password; check them") from error
             raise EngineUnavailableError(f"{text} ({problem!r}): check that they run") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def send(self, requests: Sequence[EngineRequest]) -> None:
-        """Carry out requests. May be called in any thread."""
-        if requests:
-            self._loop.call_soon_threadsafe(self._begin, requests)
-
-    def close(self) -> None:
-        """Close the connection, and end the thread."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10.0)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
     # -- in the thread ------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
 
     async def _open(self, timeout_s: float, absent: list[str]) -> None:
         self._opening = asyncio.current_task()
@@ -313,26 +279,9 @@ class NatsEngine:
         if problem := stream_problem(config, settings):
             raise ConfigurationError(f"the stream {settings.stream} {problem}: correct it with the program `nats`")
 
-    async def _close(self) -> None:
-        tasks = [*self._tasks, *([self._follower] if self._follower else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _disconnect(self) -> None:
         if self._client is not None:
             await self._client.close()
-
-    def _begin(self, requests: Sequence[EngineRequest]) -> None:
-        for request in requests:
-            if isinstance(request, FollowRequest):
-                if self._follower is not None:
-                    self._follower.cancel()
-                self._follower = None if request.after is None else self._loop.create_task(self._follow(request.after))
-            else:
-                self._keep(self._loop.create_task(self._carry_out(request)))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _check_absent(self, absent: list[str]) -> None:
         """Check the servers that were down at the start, once they are up."""
@@ -406,8 +355,7 @@ class NatsEngine:
                 except TimeoutError:
                     continue
                 self._report(RecordFound(message.metadata.sequence.stream, message.data))
-                while self._backlog() > BACKLOG:
-                    await asyncio.sleep(0.005)
+                await self._wait_for_node()
         except (APIError, NatsError, TimeoutError, OSError) as error:
             _logger.debug("following ended: %r", error)
         finally:
@@ -434,8 +382,3 @@ async def _quietly(closing: Awaitable[None]) -> None:
 
 def _is_refusal(error: BaseException) -> bool:
     return "authorization" in str(error).lower()  # the library has a class for it, and does not always use it
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if scheme else rest.rpartition("@")[2]

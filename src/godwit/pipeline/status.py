@@ -14,9 +14,10 @@ from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, LakeTable
-from godwit.spark.archive import Archive, ArchiveError
+from godwit.spark.archive import ArchiveError
 from godwit.spark.offsets import Offsets
 from godwit.spark.options import OptionError, ReadOptions, read_options
+from godwit.spark.replicas import open_archive
 
 CONTACT_TIMEOUT_S: Final = 10.0
 """For the first contact with an archive, which a user waits for."""
@@ -51,15 +52,18 @@ def find_logs(source: Mapping[str, str], timeout_s: float = CONTACT_TIMEOUT_S) -
     access = replace(options.access, timeout_s=min(options.access.timeout_s, timeout_s))
     found: dict[str, ArchivedLog] = {}
     for address in access.addresses:
-        archive = Archive(address, access)
+        archive = open_archive(address, access)
         try:
             info = archive.info()
             log = ArchivedLog(info["log_id"], address, int(info["next_offset"]))
             archive.ask("measure", {"start": 0, "end": 0, "filters": list(options.topics)})  # are the filters valid?
-        except ArchiveError as error:
+        except (ArchiveError, OptionError) as error:
             raise PipelineError(str(error)) from None
         if log.id in found:
-            raise PipelineError(f"the archives at {found[log.id].address} and {address} are of one broker: name one")
+            raise PipelineError(
+                f"the archives at {found[log.id].address} and {address} are of one broker: name one, or separate "
+                "replicas of one log by |"
+            )
         found[log.id] = log
     return list(found.values())
 

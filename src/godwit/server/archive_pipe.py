@@ -1,7 +1,7 @@
 """The messages between the broker and its archive process, over the pipes that the archive was started with.
 
     archive -> broker   standard output   Ready once, LogLine, Commit; CallCounts, at most once a second
-    broker -> archive   standard input    CommitDone for each Commit; end of file: the broker has ended
+    broker -> archive   standard input    CommitDone for each Commit, CommitRole; end of file: the broker has ended
 
 A message is its length (u32, big endian) and a JSON object with the field `kind`. Staged messages are not sent here: a
 Commit names files in the folder of stages. Such a file is a sequence of blocks (godwit.store.block, offsets counted
@@ -84,7 +84,13 @@ class CommitDone(msgspec.Struct, frozen=True, tag_field="kind", tag="committed")
     count: int = 0
 
 
-FromBroker: TypeAlias = CommitDone
+class CommitRole(msgspec.Struct, frozen=True, tag_field="kind", tag="role"):
+    """Whether this broker accepts commits. Until the first of these messages it does."""
+
+    is_accepting: bool
+
+
+FromBroker: TypeAlias = CommitDone | CommitRole
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
@@ -132,9 +138,10 @@ def decode_from_archive(body: bytes) -> FromArchive:
 def decode_from_broker(body: bytes) -> FromBroker:
     """Return a message of the broker. Raises DecodeError if it is malformed."""
     try:
-        return _decode_from_broker(body)
+        message: FromBroker = _decode_from_broker(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError("malformed", f"on the pipe from the broker: {error}") from error
+    return message
 
 
 # -- files of stages --------------------------------------------------------------------------------------------------

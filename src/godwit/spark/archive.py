@@ -60,17 +60,30 @@ class Archive:
             timeout=min(access.timeout_s, ACTION_TIMEOUT_S), headers=headers
         )
         self._stream_options = flight.FlightCallOptions(headers=headers)
+        self._headers = headers
 
     def info(self) -> dict[str, Any]:
         """Return log_id, first_offset, next_offset, marks and epochs of the archive's log."""
         return self.ask("info", {})
 
-    def ask(self, kind: str, request: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the answer to an action. Transient errors are retried for `timeout_s`, by default the access's own."""
+    def accepting(self) -> Archive:
+        """Return the archive to write to: this one."""
+        return self
+
+    def ask(
+        self, kind: str, request: dict[str, Any], *, timeout_s: float | None = None, attempt_s: float | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to an action. Transient errors are retried for `timeout_s`, by default the access's own.
+
+        One attempt takes at most `attempt_s`, by default ACTION_TIMEOUT_S.
+        """
+        options = self._action_options
+        if attempt_s is not None:
+            options = flight.FlightCallOptions(timeout=attempt_s, headers=self._headers)
 
         def once() -> dict[str, Any]:
             action = flight.Action(kind, json.dumps(request).encode())
-            (result,) = self._connect().do_action(action, self._action_options)
+            (result,) = self._connect().do_action(action, options)
             answer: dict[str, Any] = json.loads(result.body.to_pybytes())
             return answer
 
@@ -89,8 +102,36 @@ class Archive:
         epochs: Sequence[tuple[str, int]] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range of this log. After a broken connection, reading resumes at the next row."""
+        for batch, _ in self.read_steps(
+            log,
+            start,
+            end,
+            topics=topics,
+            columns=columns,
+            fails_on_data_loss=fails_on_data_loss,
+            gaps_known_below=gaps_known_below,
+            epochs=epochs,
+        ):
+            if batch.num_rows:
+                yield batch
+
+    def read_steps(
+        self,
+        log: str,
+        start: int,
+        end: int,
+        *,
+        topics: Sequence[str],
+        columns: Sequence[str],
+        fails_on_data_loss: bool,
+        gaps_known_below: int,
+        epochs: Sequence[tuple[str, int]] = (),
+        timeout_s: float | None = None,
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield the rows of a range of this log, each batch with the offset behind it; batches may be empty."""
         at = start
-        gives_up_at = time.monotonic() + self._access.timeout_s
+        timeout_s = self._access.timeout_s if timeout_s is None else timeout_s
+        gives_up_at = time.monotonic() + timeout_s
         pause_s = FIRST_PAUSE_S
         while at < end:
             request: dict[str, Any] = {
@@ -105,10 +146,9 @@ class Archive:
                 request["epochs"] = list(epochs)
             try:
                 for batch, reached in self._stream(log, request):
-                    if batch.num_rows:
-                        yield batch
+                    yield batch, reached
                     at = reached
-                    gives_up_at = time.monotonic() + self._access.timeout_s
+                    gives_up_at = time.monotonic() + timeout_s
                     pause_s = FIRST_PAUSE_S
                 return
             except _TRANSIENT as error:

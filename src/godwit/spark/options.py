@@ -14,6 +14,7 @@ from typing import Final
 from godwit.spark.offsets import EARLIEST, LATEST, Offsets, parse
 
 DEFAULT_PORT: Final = 50001
+REPLICA_SEPARATOR: Final = "|"
 TOKEN_VARIABLE: Final = "GODWIT_ARCHIVE_TOKEN"
 DEFAULT_TIMEOUT_S: Final = 60.0
 MAX_FILTERS: Final = 64
@@ -39,13 +40,15 @@ class ArchiveAccess:
     """Addresses and credentials of archives."""
 
     addresses: tuple[str, ...]
+    """Of each log. Replicas of one log are separated by REPLICA_SEPARATOR."""
     token: str | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def plain_token_warning(self) -> str:
         """Return a warning if the token would be sent unencrypted to another machine, else an empty string."""
-        exposed = [] if self.token is None else [each for each in self.addresses if _is_plain_elsewhere(each)]
+        single = [each for address in self.addresses for each in address.split(REPLICA_SEPARATOR)]
+        exposed = [] if self.token is None else [each for each in single if _is_plain_elsewhere(each)]
         if not exposed:
             return ""
         return (
@@ -133,7 +136,10 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     options = _known(given, WRITING, "write")
     access = _access(options)
     if len(access.addresses) > 1:
-        raise OptionError(f"archive names {len(access.addresses)} archives: rows are written to one")
+        raise OptionError(
+            f"archive names {len(access.addresses)} archives: rows are written to one. Replicas of one log are "
+            f"separated by {REPLICA_SEPARATOR}"
+        )
     qos = options.get("qos", "1")
     if qos not in ("1", "2"):
         raise OptionError(f"qos is {qos!r}: rows are written to the log, choose 1 or 2")
@@ -157,13 +163,18 @@ def _known(given: Mapping[str, str], names: tuple[str, ...], verb: str) -> dict[
 
 
 def _access(options: Mapping[str, str]) -> ArchiveAccess:
-    addresses = tuple(_address(text.strip()) for text in options.get("archive", "").split(",") if text.strip())
+    groups = [
+        [_address(text.strip()) for text in group.split(REPLICA_SEPARATOR) if text.strip()]
+        for group in options.get("archive", "").split(",")
+    ]
+    addresses = tuple(REPLICA_SEPARATOR.join(group) for group in groups if group)
     if not addresses:
         raise OptionError(
             "the option archive is missing: give the address of a broker's archive, "
             f"as in .option('archive', 'localhost:{DEFAULT_PORT}'); several are separated by commas"
         )
-    if len(set(addresses)) < len(addresses):
+    single = [address for group in groups for address in group]
+    if len(set(single)) < len(single):
         raise OptionError("archive names the same address twice")
     return ArchiveAccess(addresses, _token(options), _certificate(options), _seconds(options, "archiveTimeout"))
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from godwit.spark.archive import Archive, DataLossError, UnreachableError
+from godwit.spark.archive import DataLossError, UnreachableError
 from godwit.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -42,6 +42,7 @@ from godwit.spark.offsets import (
     to_epochs,
 )
 from godwit.spark.options import OptionError, ReadOptions
+from godwit.spark.replicas import LogArchive, Replicas, open_archive
 
 SCHEMA: Final = StructType(
     [
@@ -102,7 +103,7 @@ def check_columns(schema: StructType) -> tuple[str, ...]:
 class LogPartition(InputPartition):
     """A range of one log, for one task."""
 
-    archive: Archive
+    archive: LogArchive
     range: Range
     gaps_known_below: int
     epochs: Epochs
@@ -116,7 +117,7 @@ class SourceReader:
         self._options = options
         self._columns = columns
         self._parallelism = parallelism
-        self._archives = [Archive(address, options.access) for address in options.access.addresses]
+        self._archives = [open_archive(address, options.access) for address in options.access.addresses]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition, on an executor."""
@@ -157,7 +158,7 @@ class SourceReader:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))  # without the archive's metadata
 
     def _partitions(
-        self, ranges: Sequence[Range], archives: dict[str, Archive], gaps: dict[str, int], epochs: dict[str, Epochs]
+        self, ranges: Sequence[Range], archives: dict[str, LogArchive], gaps: dict[str, int], epochs: dict[str, Epochs]
     ) -> list[LogPartition]:
         rows = sum(one.rows for one in ranges)
         count = partition_count(rows, self._parallelism, self._options.min_partitions)
@@ -166,20 +167,23 @@ class SourceReader:
             for one in split(ranges, count)
         ]
 
-    def _find_logs(self) -> tuple[Infos, dict[str, Archive]]:
+    def _find_logs(self) -> tuple[Infos, dict[str, LogArchive]]:
         """Return the state of each log, and its archive. Raise OptionError if two archives have the same log."""
         infos: Infos = {}
-        archives: dict[str, Archive] = {}
+        archives: dict[str, LogArchive] = {}
         for archive in self._archives:
             info = archive.info()
             log = info["log_id"]
             if log in infos:
-                raise OptionError(f"the archives at {archives[log].address} and {archive.address} are of one broker")
+                raise OptionError(
+                    f"the archives at {archives[log].address} and {archive.address} are of one broker: name one, or "
+                    "separate replicas of one log by |"
+                )
             infos[log] = info
             archives[log] = archive
         return infos, archives
 
-    def _first_offset(self, info: dict[str, Any], archive: Archive) -> int:
+    def _first_offset(self, info: dict[str, Any], archive: LogArchive) -> int:
         """Return the offset at which a new query begins to read a log."""
         options = self._options
         if options.starting_time_us is not None:
@@ -223,7 +227,7 @@ class BatchReader(SourceReader, DataSourceReader):
         epochs = {log: to_epochs(info.get("epochs", ())) for log, info in infos.items()}
         return self._partitions(ranges, archives, gaps, epochs)
 
-    def _end_offset(self, info: dict[str, Any], archive: Archive) -> int:
+    def _end_offset(self, info: dict[str, Any], archive: LogArchive) -> int:
         options = self._options
         end = int(info["next_offset"])
         if options.ending_time_us is not None:
@@ -241,14 +245,14 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], parallelism: int) -> None:
         super().__init__(options, columns, parallelism)
-        self._archive_of: dict[str, Archive] = {}
+        self._archive_of: dict[str, LogArchive] = {}
         """By log."""
         self._ends: dict[str, int] = {}
         """By log, as last reported by its archive."""
         self._target: dict[str, int] | None = None
         """By log, where a query with the trigger availableNow ends."""
         self._unreachable_since: dict[str, float] = {}
-        """By address, for archives that do not answer."""
+        """By address, for archives that do not answer, or are behind the query."""
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
@@ -282,7 +286,7 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the position at which a micro-batch ends that begins at `start`."""
-        infos = self._poll_archives()
+        infos = self._poll_archives(Position.from_dict(start).offsets)
         position = self._with_new_logs(Position.from_dict(start), infos)
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         offsets = position.offsets | self._limited_ends(position.offsets, infos, max_rows)
@@ -297,10 +301,11 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
         """Return the ends of the logs, for the query's metrics."""
         return dict(self._ends) or None
 
-    def _poll_archives(self) -> Infos:
+    def _poll_archives(self, known: Offsets) -> Infos:
         """Return the state of the logs whose archives answer at once.
 
-        Spark calls again soon, so an archive that does not answer is an error only after the timeout.
+        Spark calls again soon, so an archive that does not answer is an error only after the timeout. So are replicas
+        that all end before the known offset of their log: the furthest one may be away for the moment.
         """
         infos: Infos = {}
         for archive in self._archives:
@@ -311,6 +316,10 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
                 if time.monotonic() - since > self._options.access.timeout_s:
                     raise error
                 continue
+            if isinstance(archive, Replicas) and int(info["next_offset"]) < known.get(info["log_id"], 0):
+                since = self._unreachable_since.setdefault(archive.address, time.monotonic())
+                if time.monotonic() - since <= self._options.access.timeout_s:
+                    continue
             self._unreachable_since.pop(archive.address, None)
             infos[info["log_id"]] = info
             self._archive_of[info["log_id"]] = archive
@@ -395,7 +404,7 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
     def _find_archives(self, logs: Sequence[str]) -> None:
         """Find the archives of these logs after a restart, without waiting for archives of other logs."""
         if not self._archive_of.keys() >= set(logs):
-            self._poll_archives()
+            self._poll_archives({})
         if not self._archive_of.keys() >= set(logs):
             _, self._archive_of = self._find_logs()
 

@@ -21,6 +21,7 @@ from pyspark.sql.types import BinaryType, BooleanType, StringType, StructType
 
 from godwit.spark.archive import Archive, ArchiveError
 from godwit.spark.options import OptionError, WriteOptions
+from godwit.spark.replicas import open_archive
 
 TOPIC: Final = "topic"
 PAYLOAD: Final = "payload"
@@ -39,6 +40,8 @@ class StagedPartition(WriterCommitMessage):
     partition: int
     attempt: int
     rows: int
+    address: str
+    """The archive where they are."""
 
 
 class _SinkWriter:
@@ -47,7 +50,7 @@ class _SinkWriter:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         _check_schema(schema, options)
         self._options = options
-        self._archive = Archive(options.access.addresses[0], options.access)
+        self._archive = open_archive(options.access.addresses[0], options.access)
 
     def _stage(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int) -> StagedPartition:
         context = TaskContext.get()
@@ -61,8 +64,9 @@ class _SinkWriter:
             "attempt": attempt,
             "publisher": self._options.publisher,
         }
-        rows = self._archive.stage(name, _STAGED, map(self._to_messages, iterator))
-        return StagedPartition(query, partition, attempt, rows)
+        archive = self._archive.accepting()
+        rows = archive.stage(name, _STAGED, map(self._to_messages, iterator))
+        return StagedPartition(query, partition, attempt, rows, archive.address)
 
     def _to_messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -92,14 +96,22 @@ class _SinkWriter:
     def _commit(self, query: str, batch: int, staged: list[StagedPartition]) -> None:
         ordered = sorted(staged, key=lambda one: one.partition)
         parts = [{"partition": one.partition, "attempt": one.attempt} for one in ordered if one.rows]
-        self._archive.ask("stage_commit", {"query": query, "batch": batch, "parts": parts})
+        addresses = {one.address for one in staged if one.rows}
+        if len(addresses) > 1:
+            raise ArchiveError(
+                f"the rows of batch {batch} are staged at {' and '.join(sorted(addresses))}, because another broker "
+                "became active: write the batch again"
+            )
+        archive = Archive(addresses.pop(), self._options.access) if addresses else self._archive.accepting()
+        archive.ask("stage_commit", {"query": query, "batch": batch, "parts": parts})
 
     def _abort(self, batch: int, staged: list[StagedPartition]) -> None:
-        parts: dict[str, list[dict[str, int]]] = {}
+        parts: dict[tuple[str, str], list[dict[str, int]]] = {}
         for one in staged:
-            parts.setdefault(one.query, []).append({"partition": one.partition, "attempt": one.attempt})
-        for query, mine in parts.items():
-            self._archive.ask("stage_abort", {"query": query, "batch": batch, "parts": mine}, timeout_s=0)
+            parts.setdefault((one.address, one.query), []).append({"partition": one.partition, "attempt": one.attempt})
+        for (address, query), mine in parts.items():
+            archive = Archive(address, self._options.access)
+            archive.ask("stage_abort", {"query": query, "batch": batch, "parts": mine}, timeout_s=0)
 
 
 class BatchWriter(_SinkWriter, DataSourceArrowWriter):

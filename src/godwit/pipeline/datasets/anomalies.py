@@ -20,8 +20,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.detector import Alarm
 from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
-from godwit.spark.archive import Archive, ArchiveError
+from godwit.spark.archive import ArchiveError
 from godwit.spark.options import WRITING, read_options, write_options
+from godwit.spark.replicas import open_archive
 from godwit.spark.sink import BatchWriter
 
 ALERT_PREFIX: Final = "alerts/"
@@ -127,7 +128,7 @@ class AlertPublisher:
     def _address(self, broker: str) -> str:
         if broker not in self._addresses:
             for address in self._access.addresses:
-                self._addresses[Archive(address, self._access).info()["log_id"]] = address
+                self._addresses[open_archive(address, self._access).info()["log_id"]] = address
         if broker not in self._addresses:
             raise ArchiveError(
                 f"an alert is for log {broker}, and none of the archives has that log now: name its archive too"

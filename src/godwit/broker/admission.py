@@ -319,8 +319,10 @@ class Admission:
         settings = self._catalogue.settings
         if will.topic.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
-        if not settings.access.may(name or "", is_proved, "publish", will.topic):
-            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
+        problem = settings.access.problem(name or "", is_proved, "publish", will.topic)
+        if problem:
+            text = f"a last will on {will.topic!r} is not allowed for this client ({problem})"
+            raise RequestFailure(Code.NOT_ALLOWED, text)
         if self._catalogue.get(will.topic) is None and settings.policy_of(will.topic) == "explicit":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
 

@@ -66,6 +66,10 @@ class LoginForm(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     secret: str
 
+    def __repr__(self) -> str:
+        """Return everything but the secret."""
+        return f"<LoginForm {self.name!r}>"
+
 
 class ConsoleServer:
     """The console of one broker, in the running event loop."""

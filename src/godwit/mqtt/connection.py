@@ -139,6 +139,10 @@ class MqttCredentials(Credentials, kw_only=True):
     is_proved: bool = False
     """Whether a certificate or SCRAM has proved the user name."""
 
+    def __repr__(self) -> str:
+        """Return everything but the password."""
+        return f"<MqttCredentials {self.name!r}, user {self.principal!r}>"
+
     def proves(self, secret: bytes) -> bool:
         return self.is_proved or (hmac.compare_digest(self.password or b"", secret) and self.password is not None)
 

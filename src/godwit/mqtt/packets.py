@@ -239,6 +239,10 @@ class ConnectPacket(msgspec.Struct, frozen=True, kw_only=True):
     will: WillMessage | None = None
     properties: PacketProperties = NO_PACKET_PROPERTIES
 
+    def __repr__(self) -> str:
+        """Return everything but the password."""
+        return f"<ConnectPacket of version {self.version}, client {self.client_id!r}, user {self.user!r}>"
+
 
 class PublishPacket(msgspec.Struct, frozen=True, gc=False):
     """PUBLISH of a client. `flags`: the low four bits of the packet; `topic` is empty if there is only an alias."""

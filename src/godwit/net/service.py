@@ -37,17 +37,20 @@ from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
+from godwit.net.private_files import protect_files, protect_folder
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.service_manager import ServiceManager
 from godwit.net.service_warnings import (
     KEY_NOT_STORED,
     PLAIN_ALLOWED,
+    anonymous_rights,
     archive_not_installed,
     archive_open_to_all,
     archive_without_tls,
     mqtt_without_tls,
     names_in_metrics,
     open_to_all,
+    open_to_strangers,
 )
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
@@ -186,10 +189,14 @@ class Service:
             AddressError: A host to listen on cannot be resolved.
             SocketError: The system refused a socket, for example because the port is in use.
             StorageError: The log cannot be opened.
+            ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
         """
         if self._drivers:
             raise UsageError("this service runs already: make another one")
         _check(self.configuration)
+        self._protect(self.configuration)
+        if self.configuration.data is not None:
+            self._warn(protect_folder(self.configuration.data))
         sockets = await self._open_sockets(self.configuration.listen)
         try:
             log = self._open_log()
@@ -232,6 +239,14 @@ class Service:
             self._announce()
         else:
             self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+
+    def _protect(self, configuration: Configuration) -> None:
+        """Make sure that other users of the machine cannot read keys and secrets. Raises ConfigurationError."""
+        self._warn(protect_files(configuration.private_files))
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._notices.write("warning", text, {})
 
     def _run_bridges(self, durable: DurableLog) -> None:
         for section in self.configuration.bridges:
@@ -406,9 +421,7 @@ class Service:
         write = self._notices.write
         for warning in self.configuration.warnings:
             write("warning", warning, {})
-        for address, url in zip(self.addresses, self.urls, strict=True):
-            if not is_loopback(address) and self.configuration.settings.access.is_open:
-                write("warning", open_to_all(url), {"url": url})
+        self._announce_rights()
         if self._security.is_loaded:
             from godwit.net.tls import key_log_path, key_log_warning
 
@@ -432,14 +445,25 @@ class Service:
                 write("warning", names_in_metrics(url), {"url": url})
             write("metrics", f"metrics on {url}/metrics", {"url": url})
 
-    def _announce_mqtt(self, mqtt: MqttListeners) -> None:
+    def _announce_rights(self) -> None:
+        """Write which rights clients without a proved name have, and warn if other machines have more than to read."""
         access = self.configuration.settings.access
-        for url, (where, address) in zip(mqtt.urls, mqtt.addresses, strict=True):
+        self._notices.write("access", anonymous_rights(access), {})
+        addresses = list(zip(self.urls, self.addresses, strict=True))
+        if self._mqtt is not None:
+            addresses += [
+                (url, address) for url, (_, address) in zip(self._mqtt.urls, self._mqtt.addresses, strict=True)
+            ]
+        for url, address in addresses:
             if not is_loopback(address):
-                if access.is_open:
-                    self._notices.write("warning", open_to_all(url), {"url": url})
-                elif access.secrets and not where.has_tls:
-                    self._notices.write("warning", mqtt_without_tls(url), {"url": url})
+                text = open_to_all(url) if access.is_open else open_to_strangers(url, access)
+                if text:
+                    self._notices.write("warning", text, {"url": url})
+
+    def _announce_mqtt(self, mqtt: MqttListeners) -> None:
+        for url, (where, address) in zip(mqtt.urls, mqtt.addresses, strict=True):
+            if not is_loopback(address) and self.configuration.settings.access.secrets and not where.has_tls:
+                self._notices.write("warning", mqtt_without_tls(url), {"url": url})
             fields = {"url": url, "host": address[0], "port": address[1]}
             self._notices.write("listening", f"listening on {url}", fields)
 
@@ -536,6 +560,8 @@ class Service:
         self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
+        if configuration.settings.access != former.settings.access:
+            self._announce_rights()
         self._notices.write("reloaded", "the configuration was read again", {})
         self._audit("reloaded", "the configuration was read again", {})
 
@@ -557,6 +583,7 @@ class Service:
         try:
             configuration = load()
             _check(configuration)
+            self._protect(configuration)
         except (GodwitError, OSError) as error:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
         else:

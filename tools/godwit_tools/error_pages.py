@@ -63,7 +63,8 @@ CODES: Final[dict[Code, Explanation]] = {
     Code.BUSY: Explanation(
         "The broker did not accept the connection.",
         "It has as many connections as `limits.clients` or `limits.clients_per_host` allow, or no memory for "
-        "unfinished records, or too many connections that have not logged in.",
+        "unfinished records, or too many connections that have not logged in. Or too many logins from its host or "
+        "under its name have failed: a few each minute are checked.",
         "Wait: the client tries again by itself. If it lasts, raise `limits.clients`, or find the host that connects"
         " too often with `godwit clients`.",
     ),

@@ -57,7 +57,7 @@ _MQTT_BOUNDS: Final = {
     "max_keep_alive_s": (0, 65_535),
     "max_in_flight": (1, 65_535),
 }
-_ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "messages_per_s"))
+_ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "host_logins_per_s", "messages_per_s"))
 """Numbers for which 0 means no limit."""
 
 
@@ -196,6 +196,7 @@ class LimitsSection(_Section):
 
     max_clients: int = msgspec.field(name="clients", default=_DEFAULTS.max_clients)
     max_clients_per_host: int | None = msgspec.field(name="clients_per_host", default=None)
+    host_logins_per_s: float | None = None
     max_message_bytes: int = msgspec.field(name="message_bytes", default=_DEFAULTS.max_message_bytes)
     max_datagram_bytes: int = msgspec.field(name="datagram_bytes", default=_DEFAULTS.max_datagram_bytes)
     client_window_bytes: int = msgspec.field(name="client_memory_bytes", default=_DEFAULTS.client_window_bytes)
@@ -379,7 +380,10 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
             other.certificate, other.key = file.security.certificate, file.security.key
     archive = _archive(file.archive, source, folder)
     mqtt = None if file.mqtt is None else _mqtt(file.mqtt, source, folder)
-    owners = [*([] if file.access is None else file.access.client), *file.bridge]
+    owners: list[AccessClientSection | BridgeFileSection] = [
+        *([] if file.access is None else file.access.client),
+        *file.bridge,
+    ]
     private = [folder / one.secret_file for one in owners if one.secret_file is not None]
     private += [path for path in (archive.key, archive.token_file, None if mqtt is None else mqtt.key) if path]
     return Configuration(

@@ -152,7 +152,7 @@ def test_being_open_to_other_machines_is_warned_of() -> None:
                 )
             ),
             "clients without a proved name may publish to 'a', 'b', 'c', 'd', 'e', 2 more; kick clients, "
-            "but for what rules deny",
+            "except where a rule denies it",
             "anyone on the network can publish to 'a', 'b', 'c', 'd', 'e', 2 more; kick clients",
         ),
     ],

@@ -1,8 +1,8 @@
 """Access rules: names with secrets, and rules by name, action and filter. Also the rights of archive tokens.
 
 A client must prove a name that is listed. Every other client is anonymous, also under a name that it chose: only rules
-for everyone ("*") apply to it. What no rule allows is forbidden, and what a rule denies is forbidden even if others
-allow it. Rules are about the principal: the proved name of a client, or the user of an MQTT client.
+for everyone ("*") apply to it. Without a rule that allows it, everything is forbidden, and a rule that denies wins over
+all that allow. Rules are about the principal: the proved name of a client, or the user of an MQTT client.
 
 To submit jobs and to work on them are rights on kinds of work, which are written and matched as topics are.
 """
@@ -185,7 +185,7 @@ class Access:
         return "" if is_allowed else "no access.rule allows it"
 
     def rights_of_anonymous(self) -> list[tuple[Action, tuple[str, ...]]]:
-        """Return what rules allow to clients without a proved name: each action with its filters, in the order of
+        """Return the rights of clients without a proved name: each action with its filters, in the order of
         ACTIONS. Rules that deny are not subtracted."""
         rights: list[tuple[Action, tuple[str, ...]]] = []
         for action in ACTIONS:
@@ -234,7 +234,7 @@ def _covers_for(name: str | None, rule_filter: str, topic: str) -> bool:
 def _meets_for(name: str | None, rule_filter: str, topic: str) -> bool:
     """Return whether a rule that denies concerns a topic, or any topic of a filter.
 
-    A name that does not fit one level, or none, must not undo the rule: {client} then stands for every level.
+    A name that does not fit one level, or none, must not undo the rule: {client} then matches every level.
     """
     if CLIENT not in rule_filter:
         return overlaps(rule_filter, topic)

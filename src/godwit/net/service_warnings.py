@@ -48,7 +48,7 @@ def anonymous_rights(access: Access) -> str:
     if not rights:
         return "clients without a proved name may connect, and do nothing else"
     denied = any(rule.deny and rule.is_for_everyone for rule in access.rules)
-    return f"clients without a proved name may {_listed(rights)}{', but for what rules deny' if denied else ''}"
+    return f"clients without a proved name may {_listed(rights)}{', except where a rule denies it' if denied else ''}"
 
 
 _VERBS: Final[dict[Action, str]] = {

@@ -136,7 +136,7 @@ class Service:
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
         self._durable: DurableLog | None = None
-        self._security = BrokerSecurity(self.configuration.security, None)
+        self.security = BrokerSecurity(self.configuration.security, None)
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
@@ -144,6 +144,8 @@ class Service:
         self._metrics: MetricsServer | None = None
         self._captures: BrokerCaptures | None = None
         self._figures: BrokerFigures | None = None
+        self.on_reload: Callable[[], None] = lambda: None
+        """Called after the configuration was read again."""
         self._is_archive_missing = False
         """Whether a line has reported that the packages of the archive are not installed."""
 
@@ -201,14 +203,14 @@ class Service:
         try:
             log = self._open_log()
             last_us = 0 if self._durable is None else self._durable.last_received_us
-            self._security = self._open_security([udp.local_address for udp in sockets])
+            self.security = self._open_security([udp.local_address for udp in sockets])
             self.server = Server(
                 self.configuration.settings,
                 log,
                 entropy=os.urandom,
                 now=time.monotonic(),
                 epoch_us=max(self._wall_clock_us(), last_us),  # the system's clock may have been set back since
-                sealer=self._security,
+                sealer=self.security,
             )
         except BaseException:
             for udp in sockets:
@@ -422,10 +424,10 @@ class Service:
         for warning in self.configuration.warnings:
             write("warning", warning, {})
         self._announce_rights()
-        if self._security.is_loaded:
+        if self.security.is_loaded:
             from godwit.net.tls import key_log_path, key_log_warning
 
-            fingerprint = self._security.sealer().identity.fingerprint
+            fingerprint = self.security.sealer().identity.fingerprint
             write("key", f"the broker's key is {fingerprint}", {"fingerprint": fingerprint})
             if (path := key_log_path()) is not None:
                 write("warning", key_log_warning(path), {})
@@ -545,7 +547,7 @@ class Service:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         try:
             asks_client = bool(configuration.settings.access.certificates)
-            self._security.reload(configuration.security, asks_client=asks_client)
+            self.security.reload(configuration.security, asks_client=asks_client)
         except GodwitError as error:
             self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
             configuration = replace(configuration, security=former.security)
@@ -564,6 +566,7 @@ class Service:
             self._announce_rights()
         self._notices.write("reloaded", "the configuration was read again", {})
         self._audit("reloaded", "the configuration was read again", {})
+        self.on_reload()
 
     def _reload_mqtt(self, configuration: Configuration) -> None:
         """Read the certificate again. Everything else of MQTT needs a restart."""

@@ -90,7 +90,12 @@ def test_a_relayed_or_recorded_login_is_refused(tmp_path: Path) -> None:
         async with Service(replace(settings, listen=["127.0.0.1:0"]), notices=notices) as service:
             broker = service.addresses[0]
             recorded: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            middle = SealedSide(accepts=True, on_record=lambda body: recorded.done() or recorded.set_result(body))
+
+            def record(body: bytes) -> None:
+                if not recorded.done():
+                    recorded.set_result(body)
+
+            middle = SealedSide(accepts=True, on_record=record)
             trusting = Security(seal="always", known_brokers=tmp_path / "known_brokers")
 
             async def victim() -> None:

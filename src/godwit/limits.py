@@ -211,6 +211,15 @@ MAX_TOPICS_PER_CLIENT: Final = MAX_TOPICS // 2
 """That one client has created and that still exist."""
 MAX_SESSIONS_PER_HOST: Final = MAX_SESSIONS // 2
 """Of clients with a name that they have not proved, connected and remembered together."""
+FAILED_LOGINS_PER_NAME: Final = 5.0
+FAILED_LOGINS_PER_NAME_S: Final = 0.1
+"""Wrong proofs of one name that are checked at once, and further ones per second."""
+FAILED_LOGINS_PER_HOST: Final = 30.0
+FAILED_LOGINS_PER_HOST_S: Final = 0.5
+"""Wrong proofs from one host that are checked at once, and further ones per second: more than a few clients with an
+old secret cause, since clients of the same network may share an address."""
+MAX_LOGIN_BUCKETS: Final = 10_000
+"""Names, and hosts, whose logins are counted."""
 SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600

@@ -27,6 +27,11 @@ def rule(clients: str, allow: str, *topics: str) -> Rule:
     return Rule(clients=tuple(clients.split()), allow=frozenset(actions), topics=topics)
 
 
+def denial(clients: str, deny: str, *topics: str, groups: tuple[str, ...] = ("*",)) -> Rule:
+    actions: Any = deny.split()
+    return Rule(clients=tuple(clients.split()), deny=frozenset(actions), topics=topics, groups=groups)
+
+
 def access(*rules: Rule, **changes: Any) -> Access:
     return Access(secrets=dict.fromkeys(NAMES, SECRET), rules=rules, **changes)
 
@@ -161,6 +166,83 @@ def test_whoever_may_subscribe_gets_only_what_the_rule_names(name: str, allowed:
     assert found.may(name, True, "publish", topic) == matches(allowed, topic)
 
 
+# -- rules that deny --------------------------------------------------------------------------------------------------
+
+
+def test_deny_wins_whatever_the_order() -> None:
+    allowing, denying = rule("sensor-*", "publish subscribe", "home/#"), denial("sensor-1", "publish", "home/*/set")
+    for rules in ((allowing, denying), (denying, allowing)):
+        found = access(*rules)
+        number = rules.index(denying) + 1
+        assert found.problem("sensor-1", True, "publish", "home/lamp/set") == f"access.rule number {number} denies it"
+        assert found.may("sensor-1", True, "publish", "home/lamp")
+        assert found.may("sensor-1", True, "subscribe", "home/lamp/set"), "another action"
+        assert found.may("sensor-2", True, "publish", "home/lamp/set"), "another client"
+        assert found.problem("operator", True, "publish", "home/lamp") == "no access.rule allows it"
+        assert found.problem("sensor-1", False, "publish", "home/lamp") == "its name is not proved"
+
+
+def test_a_filter_with_any_denied_topic_is_refused() -> None:
+    found = access(rule("*", "subscribe", "#"), denial("*", "subscribe", "plant/+/secret"))
+    for filter in ("#", "plant/#", "+/a/secret", "*", "plant/a/secret", "plant/+/+"):
+        assert found.problem("sensor-1", True, "subscribe", filter) == "access.rule number 2 denies it", filter
+        assert not found.may(None, False, "subscribe", filter), filter
+    for filter in ("home/#", "plant/a/open", "plant/+"):
+        assert found.may(None, False, "subscribe", filter), filter
+
+
+def test_to_kick_can_be_denied_without_topics() -> None:
+    found = access(rule("*", "kick"), denial("operator", "kick"))
+    assert not found.may("operator", True, "kick")
+    assert found.may("sensor-1", True, "kick")
+
+
+def test_denied_groups() -> None:
+    found = access(rule("*", "subscribe", "#"), denial("*", "subscribe", "a/#", groups=("billing-*",)))
+    assert found.join_problem("operator", True, "billing-1", "a/b") == "access.rule number 2 denies it"
+    assert found.may_join("operator", True, "reports", "a/b")
+    assert found.may("operator", True, "subscribe", "a/b"), "only the groups are denied"
+
+
+@pytest.mark.parametrize("name", [None, "guest", "a/b", "+", "x*"])
+def test_a_name_that_does_not_fit_a_level_does_not_undo_a_rule(name: str | None) -> None:
+    found = access(rule("*", "publish", "#"), denial("*", "publish", "home/{client}/set"))
+    assert not found.may(name, True, "publish", "home/any/set")
+    assert not found.may("sensor-1", True, "publish", "home/sensor-1/set")
+    assert found.may("sensor-1", True, "publish", "home/sensor-2/set")
+
+
+@given(st.sampled_from([*NAMES, None]), filters, filters, filters_with_topics())
+def test_denied_topics_are_never_reached(name: str | None, allowed: str, denied: str, asked: tuple[str, str]) -> None:
+    found = access(rule("*", "subscribe publish", allowed), denial("*", "subscribe publish", denied))
+    filter, topic = asked
+    if found.may(name, True, "subscribe", filter):
+        assert not matches(denied, topic)
+    assert found.may(name, True, "publish", topic) == (matches(allowed, topic) and not matches(denied, topic))
+
+
+def test_the_rights_of_anonymous_clients() -> None:
+    found = access(
+        rule("*", "publish", "a", "b", "{client}/x"),
+        rule("*", "publish kick", "a", "c"),
+        rule("*", "subscribe", "{client}/#"),
+        rule("sensor-*", "create", "#"),
+        denial("*", "publish", "b"),
+    )
+    assert found.rights_of_anonymous() == [("publish", ("a", "b", "c")), ("kick", ())]
+
+
+def test_refusals_name_the_rule_in_the_event_line() -> None:
+    world = World(Settings(access=access(rule("*", "publish", "#"), denial("operator", "publish", "b"))))
+    operator = world.client("operator", secret=SECRET)
+    assert operator.refused_open("b") == Code.NOT_ALLOWED
+    assert operator.refused_subscribe("a") == Code.NOT_ALLOWED
+    assert world.told("refused") == [
+        "refused: operator may not publish to 'b' (access.rule number 2 denies it)",
+        "refused: operator may not subscribe to 'a' (no access.rule allows it)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("glob", "name", "expected"),
     [
@@ -188,6 +270,10 @@ def test_globs(glob: str, name: str, expected: bool) -> None:
             "a rule allows 'read': choose from publish, subscribe, create, submit, work, kick",
         ),
         ({"topics": ()}, "a rule allows publish on no topic: give filters"),
+        ({"allow": frozenset()}, "a rule has one of allow and deny"),
+        ({"deny": frozenset(("publish",))}, "a rule has one of allow and deny"),
+        ({"allow": frozenset(), "deny": frozenset(("read",))}, "a rule denies 'read': choose from"),
+        ({"allow": frozenset(), "deny": frozenset(("work",)), "topics": ()}, "a rule denies work on no topic"),
         ({"topics": ("a/#/b",)}, "in a rule: filter 'a/#/b' has '#' before its end"),
         ({"topics": ("a/x{client}",)}, "has {client} inside the level 'x{client}': it stands alone"),
     ],

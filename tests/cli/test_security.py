@@ -86,7 +86,7 @@ def test_check_shows_weak_points(tmp_path: Path) -> None:
         'secret = "a long and random secret"\n[[access.rule]]\nclients = ["a"]\nallow = ["publish"]\ntopics = ["#"]\n'
     )
     file.chmod(0o644)
-    assert "read the secrets in the configuration" in run("check", str(file), code=1)
+    assert "read or change keys, secrets or tokens" in run("check", str(file), code=1)
     file.chmod(0o600)
     assert run("check", str(file)) == "nothing found\n"
 
@@ -95,4 +95,4 @@ def test_check_names_the_rights_of_anonymous_clients(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text('[access]\n[[access.rule]]\nclients = ["*"]\nallow = ["publish", "kick"]\ntopics = ["#"]\n')
     file.chmod(0o600)
-    assert "every user and program of this machine can kick, publish" in run("check", str(file), code=1)
+    assert "every user and program of this machine can publish, kick" in run("check", str(file), code=1)

@@ -159,6 +159,17 @@ def test_a_wrong_secret_and_an_unknown_user_look_the_same(user: str, secret: byt
     assert not world.server.broker.sessions
 
 
+@pytest.mark.parametrize("user", ["anna", "stranger"])
+def test_wrong_secrets_slow_down(user: str) -> None:
+    world = MqttWorld(SETTINGS)
+    codes = []
+    for _ in range(7):
+        one = ScramClient(user, b"wrong")
+        device, server_first = begin(world, one)
+        codes.append(device.send(auth(0x18, one.last(server_first)))[0][3])
+    assert codes == [Reason.NOT_AUTHORIZED] * 5 + [Reason.BUSY] * 2
+
+
 def test_an_unknown_user_is_refused_where_others_are_anonymous() -> None:
     access = Access(secrets={"anna": SECRET}, rules=(RULE,), allows_anonymous=True)
     world = MqttWorld(Settings(access=access))

@@ -128,12 +128,49 @@ def test_being_open_to_other_machines_is_warned_of() -> None:
         async with Service(configuration("0.0.0.0:0", "[::]:0"), notices=notices):
             warnings = notices.texts("warning")
             assert len(warnings) == 2
-            assert all("every client may do everything" in warning for warning in warnings)
+            assert all("anyone on the network can publish" in warning for warning in warnings)
+            assert notices.texts("access") == ["clients need no name, and every client may do everything"]
         quiet = Notices()
         async with Service(configuration("0.0.0.0:0", access=READ_ONLY), notices=quiet):
             assert quiet.texts("warning") == []
         async with Service(configuration("127.0.0.1:0"), notices=quiet):
             assert quiet.texts("warning") == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("access", "line", "warning"),
+    [
+        (Access(allows_anonymous=False), "clients without a proved name are refused", None),
+        (Access(), "clients without a proved name may connect, and do nothing else", None),
+        (READ_ONLY, "clients without a proved name may subscribe to '#'", None),
+        (
+            Access(
+                rules=(
+                    Rule(clients=("*",), allow=frozenset(("publish", "kick")), topics=tuple("abcdefg")),
+                    Rule(clients=("*",), deny=frozenset(("publish",)), topics=("a/b",)),
+                )
+            ),
+            "clients without a proved name may publish to 'a', 'b', 'c', 'd', 'e', 2 more; kick clients, "
+            "except where a rule denies it",
+            "anyone on the network can publish to 'a', 'b', 'c', 'd', 'e', 2 more; kick clients",
+        ),
+    ],
+)
+def test_the_rights_of_anonymous_clients_are_shown_at_the_start(access: Access, line: str, warning: str | None) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(configuration("0.0.0.0:0", access=access), notices=notices) as broker:
+            assert notices.texts("access") == [line]
+            warnings = notices.texts("warning")
+            assert (not warnings) if warning is None else (warning in warnings[0] and len(warnings) == 1)
+            opened = replace(
+                broker.configuration, settings=replace(broker.configuration.settings, access=Access.open())
+            )
+            broker.reload(opened)
+            broker.reload(opened)
+            assert notices.texts("access")[1:] == ["clients need no name, and every client may do everything"]
 
     run(test)
 

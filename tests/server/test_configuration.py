@@ -187,6 +187,19 @@ def test_anonymous_clients_by_default_only_if_none_is_listed() -> None:
     assert not load("[access]\nanonymous = false").settings.access.allows_anonymous
 
 
+DENIAL = """
+[[access.client]]
+name = "me"
+secret = "a long random text"
+[[access.rule]]
+clients = ["*"]
+allow = ["publish"]
+topics = ["a/#"]
+[[access.rule]]
+clients = ["me"]
+deny = ["publish"]
+topics = ["a/b"]
+"""
 RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
 
 
@@ -246,7 +259,7 @@ RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
         ),
         ('[[access.rule]]\nallow = ["kick"]', "access.rule number 1: clients is missing"),
         ('[[access.rule]]\nclients = []\nallow = ["kick"]', "access.rule number 1: a rule names no client"),
-        ('[[access.rule]]\nclients = ["*"]\nallow = []', "access.rule number 1: allow is empty: choose from publish"),
+        ('[[access.rule]]\nclients = ["*"]\nallow = []', "access.rule number 1 has neither allow nor deny: give one"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
@@ -260,12 +273,20 @@ def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
         ("[access]\nanonymous = false", "access lists no client and anonymous is false: no client can connect"),
         ('[[access.client]]\nname = "me"\nsecret = "hunter2"', "the secret of client 'me' has 7 bytes"),
         ('[[access.rule]]\nclients = ["sensor-*"]\nallow = ["kick"]', "access.rule number 1 is for 'sensor-*'"),
+        (f"{DENIAL}[access]\nanonymous = true", "access.rule number 2 denies rights that clients without a proved"),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(text: str, warning: str) -> None:
     found = load(text).warnings
     assert any(sentence.startswith(warning) for sentence in found)
     assert "hunter2" not in "".join(found)
+
+
+def test_a_rule_that_denies() -> None:
+    found = load(DENIAL)
+    assert found.warnings == []
+    assert found.settings.access.may("me", True, "publish", "a/c")
+    assert not found.settings.access.may("me", True, "publish", "a/b")
 
 
 @given(st.text(alphabet='abt[]="\n.#{}0 -', max_size=60) | st.text(max_size=60))

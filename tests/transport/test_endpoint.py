@@ -392,6 +392,16 @@ def test_a_full_server_refuses() -> None:
     world.run_until(lambda: third.state is ConnectionState.OPEN)
 
 
+def test_the_addresses_of_an_ipv6_network_are_one_host() -> None:
+    world = World(server=EndpointConfig(accepts=True, max_connections_per_host=2))
+    kinds = []
+    for number, host in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"), 7):
+        source: Address = (host, 5000)
+        world.inject(world.server, connect_packet(cookie_for(world, number, source), number), source=source)
+        kinds.append(type(answer(world.server, world.now, source)))
+    assert kinds == [wire.AcceptFrame, wire.AcceptFrame, wire.RefuseFrame, wire.AcceptFrame]
+
+
 def test_a_host_with_too_many_connections_is_refused() -> None:
     world = World(server=EndpointConfig(accepts=True, max_connections_per_host=2))
     first, _ = world.connect()

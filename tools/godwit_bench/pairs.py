@@ -137,9 +137,19 @@ def pair_with(broker: Callable[[ProcessGroup], str]) -> Pair:
     return Pair(broker, _godwit_publish, _godwit_subscribe)
 
 
+def sealed_pair() -> Pair:
+    """Return Godwit with one publisher, one subscriber, QoS 1, on sealed connections."""
+    return pair_with(lambda processes: receive_reply(processes.start(_serve_sealed), str))
+
+
 def godwit_system() -> small_senders.System:
     """Return Godwit with many small senders, QoS 1."""
     return small_senders.System(_godwit_broker, _take_all, small_senders.connect)
+
+
+def sealed_system() -> small_senders.System:
+    """Return Godwit with many small senders, QoS 1, on sealed connections; its subscriber's is plain."""
+    return small_senders.System(_godwit_broker, _take_all, small_senders.connect_sealed)
 
 
 def _godwit_broker(processes: ProcessGroup) -> int:
@@ -150,12 +160,17 @@ def _serve(pipe: Pipe) -> None:
     run_loop(_serve_forever(pipe))
 
 
-async def _serve_forever(pipe: Pipe) -> None:
+def _serve_sealed(pipe: Pipe) -> None:
+    run_loop(_serve_forever(pipe, is_sealed=True))
+
+
+async def _serve_forever(pipe: Pipe, *, is_sealed: bool = False) -> None:
     """Run the broker with datagrams of Ethernet size: both sides use the smaller size that one of them offers."""
     collect_garbage_rarely()  # as `godwit broker` does
     settings = Settings(max_datagram_bytes=DATAGRAM_BYTES)
     async with Service(Configuration(listen=[f"{HOST}:0"], settings=settings)) as service:
-        pipe.send(service.addresses[0][1])
+        port = service.addresses[0][1]
+        pipe.send(f"udps://{HOST}:{port}#{service.security.sealer().identity.fingerprint}" if is_sealed else port)
         await asyncio.Event().wait()
 
 

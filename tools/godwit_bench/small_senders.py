@@ -25,6 +25,8 @@ from godwit.limits import MAX_ACK_DELAY_S
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Address, Closed, Connected, Event, Received, Train
+from godwit.transport.protection import PacketProtection
+from godwit.transport.sealing import Sealer
 from godwit.wire import packet as wire
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import (
@@ -37,7 +39,7 @@ from godwit.wire.control import (
     decode_control,
     encode_control,
 )
-from godwit.wire.packet import CHECKSUM, HEADER, decode_packet, encode_packet
+from godwit.wire.packet import CHECKSUM, HEADER, encode_packet
 from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 
 CONNECTIONS: Final = 1000
@@ -219,10 +221,21 @@ class GodwitSender:
     Header, an ACK of all received packets, DATA with a whole record (a batch of one message), checksum.
     """
 
-    __slots__ = ("_channel", "_content", "_newest_packet", "_number", "_record", "confirmed", "socket")
+    __slots__ = ("_channel", "_content", "_newest_packet", "_number", "_protection", "_record", "confirmed", "socket")
 
-    def __init__(self, opened: socket.socket, *, peer_id: int, number: int, newest_packet: int, channel: int) -> None:
+    def __init__(
+        self,
+        opened: socket.socket,
+        *,
+        peer_id: int,
+        number: int,
+        newest_packet: int,
+        channel: int,
+        protection: PacketProtection | None = None,
+    ) -> None:
+        """`protection`: of a sealed connection, whose packets have a tag in place of the checksum."""
         self.socket = opened
+        self._protection = protection
         self.confirmed = 0
         self._channel = channel
         self._number = number
@@ -244,6 +257,11 @@ class GodwitSender:
 
     def on_answer(self, data: bytes) -> bytes | None:
         (number,) = _U32.unpack_from(data, _NUMBER_AT)
+        if self._protection is not None:
+            opened = self._protection.open(data, self._newest_packet + 1, time.monotonic())
+            if opened is None:
+                return None
+            data = opened
         if number > self._newest_packet:
             self._newest_packet = number
         if confirmed_record(data, self._channel) < self._record:
@@ -259,6 +277,8 @@ class GodwitSender:
         _U32.pack_into(content, _NUMBER_AT, self._number)
         _U32.pack_into(content, _ACKED_AT, self._newest_packet)
         _U32.pack_into(content, _RECORD_AT, self._record)
+        if self._protection is not None:
+            return self._protection.seal(bytes(content), self._number)
         return bytes(content) + CHECKSUM.pack(crc32c(content))
 
 
@@ -268,7 +288,7 @@ class GodwitSender:
 class PendingLogin:
     """A connection that is being set up by the library: handshake, login, a channel for its topic."""
 
-    def __init__(self, port: int, number: int) -> None:
+    def __init__(self, port: int, number: int, sealer: Sealer | None = None) -> None:
         self.sender: GodwitSender | None = None
         """Set when the setup is complete."""
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -281,7 +301,7 @@ class PendingLogin:
         self._newest_packet = 0
         self._channel = 0
         self._is_open = False
-        self.endpoint = Endpoint(EndpointConfig(), entropy=os.urandom)
+        self.endpoint = Endpoint(EndpointConfig(), entropy=os.urandom, sealer=sealer)
         now = time.monotonic()
         self.endpoint.connect(self._address, now)
         self._transmit(now)
@@ -295,18 +315,20 @@ class PendingLogin:
                 break
             self.endpoint.receive(Train(self._address, data, len(data)), now)
             if self._channel:
-                self._newest_packet = max(self._newest_packet, decode_packet(data)[1])
+                self._newest_packet = max(self._newest_packet, _U32.unpack_from(data, _NUMBER_AT)[0])
             self._handle(self.endpoint.events())
             self._transmit(now)
             if self._is_open:
                 self._send_due(now)
                 _, peer_id, number = HEADER.unpack(self._sent)
+                (connection,) = self.endpoint.connections.values()
                 self.sender = GodwitSender(
                     self.socket,
                     peer_id=peer_id,
                     number=number,
                     newest_packet=self._newest_packet,
                     channel=self._channel,
+                    protection=connection._components.protection,
                 )
 
     def _send_due(self, now: float) -> None:
@@ -347,11 +369,18 @@ class PendingLogin:
                 self._sent = datagram[: HEADER.size]
 
 
-def connect(port: int, connections: int) -> Sequence[GodwitSender]:
+def connect_sealed(port: int, connections: int) -> Sequence[GodwitSender]:
+    """Return this number of senders on sealed connections."""
+    from godwit_bench.sealed import BenchSealer
+
+    return connect(port, connections, BenchSealer())
+
+
+def connect(port: int, connections: int, sealer: Sealer | None = None) -> Sequence[GodwitSender]:
     """Return this number of senders, connecting a few at a time."""
     senders: list[GodwitSender] = []
     for first in range(0, connections, AT_ONCE):
-        entries = [PendingLogin(port, number) for number in range(first, min(first + AT_ONCE, connections))]
+        entries = [PendingLogin(port, number, sealer) for number in range(first, min(first + AT_ONCE, connections))]
         try:
             _drive(entries)
         except BaseException:

@@ -29,6 +29,7 @@ from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Address, Closed, Connected, Event, Received, Train, Writable
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
+from godwit_bench.sealed import BenchSealer, report_transport
 
 DATAGRAM_BYTES: Final = 1400
 MESSAGE_BYTES: Final = 100
@@ -69,6 +70,15 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
         Ratio("reliable_vs_raw_trains", median_ratio(ours, trains), "raw UDP, GSO and GRO"),
     ]
     return Report("transport", machine(), results, ratios)
+
+
+def run_sealed(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Report:
+    """Measure the transport with and without sealing, interleaved, and handshakes and memory of connections."""
+    measures: dict[str, Callable[[], float]] = {
+        "plain": lambda: _between_processes(_receive_ready_batches, _send_ready_batches, seconds)[0],
+        "sealed": lambda: _between_processes(_receive_sealed_batches, _send_sealed_batches, seconds)[0],
+    }
+    return report_transport(measures, f"datagrams/s of {DATAGRAM_BYTES} B", rounds=rounds, on_round=on_round)
 
 
 # -- two processes ----------------------------------------------------------------------------------------------------
@@ -161,18 +171,18 @@ def _send_trains(address: Address, seconds: float) -> None:
 # -- the reliable transport -------------------------------------------------------------------------------------------
 
 
-def _open(*, accepts: bool) -> tuple[Endpoint, UdpSocket]:
+def _open(*, accepts: bool, is_sealed: bool) -> tuple[Endpoint, UdpSocket]:
     udp = UdpSocket("127.0.0.1")
     config = EndpointConfig(
         accepts=accepts, max_datagram_bytes=DATAGRAM_BYTES, receive_buffer_bytes=udp.receive_buffer_bytes
     )
-    return Endpoint(config, entropy=os.urandom), udp
+    return Endpoint(config, entropy=os.urandom, sealer=BenchSealer() if is_sealed else None), udp
 
 
-async def _receive_batches(pipe: Pipe, *, opened: bool) -> None:
+async def _receive_batches(pipe: Pipe, *, opened: bool, is_sealed: bool = False) -> None:
     """Consume records; with `opened`, read each batch's head and lengths, as a broker does."""
     over = asyncio.get_running_loop().create_future()
-    endpoint, udp = _open(accepts=True)
+    endpoint, udp = _open(accepts=True, is_sealed=is_sealed)
     messages = 0
     began = 0.0
 
@@ -200,13 +210,17 @@ def _receive_ready_batches(pipe: Pipe) -> None:
     run_loop(_receive_batches(pipe, opened=False))
 
 
+def _receive_sealed_batches(pipe: Pipe) -> None:
+    run_loop(_receive_batches(pipe, opened=False, is_sealed=True))
+
+
 def _receive_made_batches(pipe: Pipe) -> None:
     run_loop(_receive_batches(pipe, opened=True))
 
 
-async def _send_batches(address: Address, seconds: float, *, ready: bool) -> None:
+async def _send_batches(address: Address, seconds: float, *, ready: bool, is_sealed: bool = False) -> None:
     """Send batches as a busy publisher does: each when it is full, waiting while the buffer is full."""
-    endpoint, udp = _open(accepts=False)
+    endpoint, udp = _open(accepts=False, is_sealed=is_sealed)
     room = asyncio.Event()
     over = asyncio.Event()
 
@@ -247,6 +261,10 @@ async def _send_batches(address: Address, seconds: float, *, ready: bool) -> Non
 
 def _send_ready_batches(address: Address, seconds: float) -> None:
     run_loop(_send_batches(address, seconds, ready=True))
+
+
+def _send_sealed_batches(address: Address, seconds: float) -> None:
+    run_loop(_send_batches(address, seconds, ready=True, is_sealed=True))
 
 
 def _send_made_batches(address: Address, seconds: float) -> None:

@@ -24,11 +24,13 @@ from godwit.errors import UsageError
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
 from godwit_bench.report import Report, merged, print_report
+from godwit_bench.sealed import report_forward
 
 app = typer.Typer(no_args_is_help=True, help="Measure Godwit against peers and limits, in one run on this machine.")
 
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds; the medians are shown.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Duration of each measurement of a round.")]
+IsSealed = Annotated[bool, typer.Option("--sealed", help="Compare sealed connections with plain ones instead.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
     Path,
@@ -59,19 +61,25 @@ def _run(measure: Callable[..., Report], as_json: bool, *, may_install: bool = F
 
 
 @app.command("transport", epilog="Example: godwit bench transport --json")
-def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, as_json: AsJson = False) -> None:
-    """The reliable transport against raw UDP from Python, between two processes on loopback."""
-    _run(transport_bench.run, as_json, rounds=rounds, seconds=seconds)
+def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, sealed: IsSealed = False, as_json: AsJson = False) -> None:
+    """The reliable transport against raw UDP from Python, between two processes on loopback.
+
+    With --sealed also the time of handshakes, and the memory of connections.
+    """
+    _run(transport_bench.run_sealed if sealed else transport_bench.run, as_json, rounds=rounds, seconds=seconds)
 
 
 @app.command("forward", epilog="Example: godwit bench forward --json")
-def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False) -> None:
+def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, sealed: IsSealed = False, as_json: AsJson = False) -> None:
     """The broker against Zenoh, NATS and Mosquitto, and against itself with 100,000 more subscriptions.
 
     Takes about one and a half minutes. The peers' clients come with `make setup`. Missing mosquitto and
     nats-server are installed with apt-get if you are root; else the error shows the command to install them.
     """
-    _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
+    if sealed:
+        _run(report_forward, as_json, rounds=rounds, seconds=seconds)
+    else:
+        _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
 
 
 @app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")

@@ -63,7 +63,8 @@ CODES: Final[dict[Code, Explanation]] = {
     Code.BUSY: Explanation(
         "The broker did not accept the connection.",
         "It has as many connections as `limits.clients` or `limits.clients_per_host` allow, or no memory for "
-        "unfinished records, or too many connections that have not logged in.",
+        "unfinished records, or too many connections that have not logged in. Or too many logins from its host or "
+        "under its name have failed: a few each minute are checked.",
         "Wait: the client tries again by itself. If it lasts, raise `limits.clients`, or find the host that connects"
         " too often with `godwit clients`.",
     ),
@@ -94,7 +95,7 @@ CODES: Final[dict[Code, Explanation]] = {
     Code.STANDBY: Explanation(
         "This broker is a standby of a cluster, and another one is active, or will be within seconds.",
         "A client knows the address of one node only, or the cluster is changing its active node.",
-        "Connect with the addresses of all nodes, as in `connect(\"a:50000,b:50000,c:50000\")`: clients move to the "
+        'Connect with the addresses of all nodes, as in `connect("a:50000,b:50000,c:50000")`: clients move to the '
         "active one. `godwit cluster status` shows the nodes.",
     ),
     Code.UNKNOWN_KIND: Explanation(

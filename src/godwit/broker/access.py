@@ -1,7 +1,8 @@
 """Access rules: names with secrets, and rules by name, action and filter. Also the rights of archive tokens.
 
 A client must prove a name that is listed. Every other client is anonymous, also under a name that it chose: only rules
-for everyone ("*") apply to it. What no rule allows is forbidden.
+for everyone ("*") apply to it. Without a rule that allows it, everything is forbidden, and a rule that denies wins over
+all that allow. Rules are about the principal: the proved name of a client, or the user of an MQTT client.
 
 To submit jobs and to work on them are rights on kinds of work, which are written and matched as topics are.
 """
@@ -19,7 +20,7 @@ import msgspec
 from godwit.broker.topics import check_filter, shown
 from godwit.errors import BadFilterError, ConfigurationError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_SECRET_BYTES
-from godwit.wire.filters import RESERVED, WILDCARDS, covers, split
+from godwit.wire.filters import ONE, RESERVED, WILDCARDS, covers, overlaps, split
 
 Action: TypeAlias = Literal["publish", "subscribe", "create", "submit", "work", "kick", "relay"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
@@ -31,24 +32,30 @@ _WITHOUT_TOPIC: Final = frozenset(("kick",))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Allow these clients these actions on these topics, or (submit, work) on these kinds of work."""
+    """Allow or deny these clients these actions on these topics, or (submit, work) on these kinds of work."""
 
     clients: tuple[str, ...]
     """Names, in which * stands for any characters and ? for one; "*" alone stands for every client."""
-    allow: frozenset[Action]
+    allow: frozenset[Action] = frozenset()
+    deny: frozenset[Action] = frozenset()
+    """A rule has one of `allow` and `deny`."""
     topics: tuple[str, ...] = ()
     """Topic filters; not needed to kick."""
     groups: tuple[str, ...] = (EVERYONE,)
-    """Consumer groups that may be joined with the right to subscribe: names, in which * and ? are special."""
+    """Consumer groups that may (or must not) be joined with the right to subscribe: names, in which * and ? are
+    special. A rule that denies and lists groups denies these groups only."""
 
     def __post_init__(self) -> None:
         if not self.clients or "" in self.clients:
             raise ConfigurationError(f'a rule names no client: give names or globs, "{EVERYONE}" for everyone')
-        if unknown := set(self.allow) - set(ACTIONS):
-            raise ConfigurationError(f"a rule allows {shown(min(unknown))}: choose from {', '.join(ACTIONS)}")
-        if not self.topics and self.allow - _WITHOUT_TOPIC:
+        if bool(self.allow) == bool(self.deny):
+            raise ConfigurationError("a rule has one of allow and deny: give one of them, and a second rule")
+        actions, verb = (self.allow, "allows") if self.allow else (self.deny, "denies")
+        if unknown := set(actions) - set(ACTIONS):
+            raise ConfigurationError(f"a rule {verb} {shown(min(unknown))}: choose from {', '.join(ACTIONS)}")
+        if not self.topics and actions - _WITHOUT_TOPIC:
             raise ConfigurationError(
-                f"a rule allows {', '.join(sorted(self.allow - _WITHOUT_TOPIC))} on no topic: "
+                f"a rule {verb} {', '.join(sorted(actions - _WITHOUT_TOPIC))} on no topic: "
                 'give filters, "#" for all topics and kinds of work'
             )
         for text in self.topics:
@@ -72,6 +79,19 @@ class Rule:
         if action in _WITHOUT_TOPIC:
             return True
         return any(_covers_for(name, text, topic) for text in self.topics)
+
+    def denies(self, name: str | None, action: Action, topic: str, group: str | None = None) -> bool:
+        """Return whether the rule denies the action on a topic or kind, or on any topic of a filter.
+
+        `name`: the proved name; None for an anonymous client. `group`: for a subscription in a consumer group.
+        """
+        if action not in self.deny:
+            return False
+        if action in _WITHOUT_TOPIC:
+            return True
+        if EVERYONE not in self.groups and (group is None or not any(is_like(group, glob) for glob in self.groups)):
+            return False
+        return any(_meets_for(name, text, topic) for text in self.topics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,35 +149,51 @@ class Access:
         return self.certificates.get(name)
 
     def may(self, name: str | None, proved: bool, action: Action, topic: str = "") -> bool:
-        """Return whether a client may do this on a topic, a whole filter (subscribe) or a kind of work (submit, work).
+        """Return whether a client may do this, see `problem`."""
+        return not self.problem(name, proved, action, topic)
 
-        No topic is needed to kick.
+    def problem(self, name: str | None, proved: bool, action: Action, topic: str = "") -> str:
+        """Return why a client may not do this on a topic, a whole filter (subscribe) or a kind of work (submit, work).
+
+        No topic is needed to kick. The text names the rule that denies it; it is empty if the client may do it.
         """
-        if self.is_open:
-            return True
-        is_listed = name is not None and self.is_listed(name)
-        if is_listed and not proved:
-            return False
-        proved_name = name if is_listed else None
-        return any(rule.allows(proved_name, action, topic) for rule in self._rules_for(proved_name))
+        return self._problem(name, proved, action, topic, None)
 
     def may_join(self, name: str | None, proved: bool, group: str, topic: str) -> bool:
         """Return whether a client may subscribe to a whole filter as a member of a consumer group."""
+        return not self.join_problem(name, proved, group, topic)
+
+    def join_problem(self, name: str | None, proved: bool, group: str, topic: str) -> str:
+        """Return why a client may not subscribe to a whole filter as a member of a consumer group, or ""."""
+        return self._problem(name, proved, "subscribe", topic, group)
+
+    def _problem(self, name: str | None, proved: bool, action: Action, topic: str, group: str | None) -> str:
         if self.is_open:
-            return True
+            return ""
         is_listed = name is not None and self.is_listed(name)
         if is_listed and not proved:
-            return False
+            return "its name is not proved"
         proved_name = name if is_listed else None
-        return any(
-            rule.allows(proved_name, "subscribe", topic) and any(is_like(group, glob) for glob in rule.groups)
-            for rule in self._rules_for(proved_name)
-        )
+        is_allowed = False
+        for number, rule in enumerate(self.rules, 1):
+            if not (rule.is_for_everyone if proved_name is None else rule.is_for(proved_name)):
+                continue
+            if rule.denies(proved_name, action, topic, group):
+                return f"access.rule number {number} denies it"
+            if not is_allowed and rule.allows(proved_name, action, topic):
+                is_allowed = group is None or any(is_like(group, glob) for glob in rule.groups)
+        return "" if is_allowed else "no access.rule allows it"
 
-    def _rules_for(self, name: str | None) -> list[Rule]:
-        if name is None:
-            return [rule for rule in self.rules if rule.is_for_everyone]
-        return [rule for rule in self.rules if rule.is_for(name)]
+    def rights_of_anonymous(self) -> list[tuple[Action, tuple[str, ...]]]:
+        """Return the rights of clients without a proved name: each action with its filters, in the order of
+        ACTIONS. Rules that deny are not subtracted."""
+        rights: list[tuple[Action, tuple[str, ...]]] = []
+        for action in ACTIONS:
+            allowing = [rule for rule in self.rules if rule.is_for_everyone and action in rule.allow]
+            texts = [text for rule in allowing for text in rule.topics if CLIENT not in text]
+            if allowing and (texts or action in _WITHOUT_TOPIC):
+                rights.append((action, () if action in _WITHOUT_TOPIC else tuple(dict.fromkeys(texts))))
+        return rights
 
 
 def is_like(name: str, glob: str) -> bool:
@@ -187,13 +223,29 @@ def secret_in(data: bytes) -> bytes:
 def _covers_for(name: str | None, rule_filter: str, topic: str) -> bool:
     if CLIENT not in rule_filter:
         return covers(rule_filter, topic)
-    # An anonymous client has no name of its own, and a name with a slash or wildcard would change the filter.
-    if name is None or "/" in name or any(character in name for character in WILDCARDS):
+    if name is None or not _is_level(name):
         return False
     if rule_filter.startswith(CLIENT) and name.startswith(RESERVED):
         return False
     levels = [name if level == CLIENT else level for level in split(rule_filter)]
     return covers("/".join(levels), topic)
+
+
+def _meets_for(name: str | None, rule_filter: str, topic: str) -> bool:
+    """Return whether a rule that denies concerns a topic, or any topic of a filter.
+
+    A name that does not fit one level, or none, must not undo the rule: {client} then matches every level.
+    """
+    if CLIENT not in rule_filter:
+        return overlaps(rule_filter, topic)
+    own = ONE if name is None or not _is_level(name) else name
+    levels = [own if level == CLIENT else level for level in split(rule_filter)]
+    return overlaps("/".join(levels), topic)
+
+
+def _is_level(name: str) -> bool:
+    """Return whether a name fits one level of a filter: a slash or wildcard in it would change the filter."""
+    return "/" not in name and not any(character in name for character in WILDCARDS)
 
 
 class TokenRights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import CaptureRequest, PathStatus, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
-from godwit.broker.session import Session, is_group_session
+from godwit.broker.session import Session, is_group_session, require_right
 from godwit.broker.settings import Policy
 from godwit.broker.subscription import FilterTable
 from godwit.broker.subscriptions import SubscriptionRequests
@@ -149,8 +149,7 @@ class Administration:
         access = self._catalogue.settings.access
         if name.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
-        if not access.may(session.principal, session.is_proved, "create", name):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not create topic {name!r}")
+        require_right(access, session, "create", name, f"create topic {name!r}")
         topic = self._catalogue.get(name)
         if topic is not None and (topic.is_created or topic.messages):
             raise RequestFailure(Code.TOPIC_EXISTS, f"topic {name!r} exists already")
@@ -170,10 +169,8 @@ class Administration:
         """Delete a topic that is not in use. The log keeps its messages until retention deletes them."""
         if name.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "create", name):
-            raise RequestFailure(
-                Code.NOT_ALLOWED, f"{session.name} may not delete topic {name!r}: this needs the right to create it"
-            )
+        what = f"delete topic {name!r}: this needs the right to create it"
+        require_right(self._catalogue.settings.access, session, "create", name, what)
         topic = self._catalogue.get(name)
         if topic is None:
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
@@ -235,10 +232,8 @@ class Administration:
 
     def clients(self, session: Session, after: str | None) -> ClientPage:
         """Return a page of the clients, for a client that may kick."""
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
-            raise RequestFailure(
-                Code.NOT_ALLOWED, f"{session.name} may not see who is there: this needs the right to kick"
-            )
+        what = "see who is there: this needs the right to kick"
+        require_right(self._catalogue.settings.access, session, "kick", "", what)
         found: list[ClientStatus] = []
         room = PAGE_BYTES
         for known in self._admission.sessions.after(after):
@@ -253,11 +248,9 @@ class Administration:
 
     def cursors(self, session: Session, client: str | None, after: str | None) -> CursorPage:
         """Return a page of subscriptions, for a client that may kick or asks for its own."""
-        may_kick = self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", "")
-        if client != session.name and not may_kick:
-            raise RequestFailure(
-                Code.NOT_ALLOWED, f"{session.name} may not see positions of others: this needs the right to kick"
-            )
+        if client != session.name:
+            what = "see positions of others: this needs the right to kick"
+            require_right(self._catalogue.settings.access, session, "kick", "", what)
         if client is not None:
             known = self._admission.sessions.get(client)
             if known is None or is_group_session(client):
@@ -330,9 +323,8 @@ class Administration:
 
     def delete_group(self, session: Session, name: str, filters: list[str] | None) -> None:
         """Delete the consumer groups of a name, or only that of these filters, for a client that may kick."""
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
-            text = f"{session.name} may not delete the group {name!r}: this needs the right to kick"
-            raise RequestFailure(Code.NOT_ALLOWED, text)
+        what = f"delete the group {name!r}: this needs the right to kick"
+        require_right(self._catalogue.settings.access, session, "kick", "", what)
         wanted = None if filters is None else tuple(sorted(set(filters)))
         found = self._groups.delete(name, wanted, session.name)
         if not found:
@@ -344,9 +336,8 @@ class Administration:
 
     def capture(self, session: Session, request: CaptureRequest) -> None:
         """Begin to send the broker's packets to an inbox, for a client that may kick."""
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
-            text = f"{session.name} may not see the packets of others: this needs the right to kick"
-            raise RequestFailure(Code.NOT_ALLOWED, text)
+        what = "see the packets of others: this needs the right to kick"
+        require_right(self._catalogue.settings.access, session, "kick", "", what)
         inbox = request.inbox
         is_own = is_inbox(inbox) and self._delivery.has_filter(inbox) and self._delivery.owns_inbox(session, inbox)
         if not is_own:
@@ -362,9 +353,7 @@ class Administration:
         self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int, keep: bool = False
     ) -> None:
         """Remove a client and its session, or (with filters) one of its subscriptions, or (`keep`) its connection."""
-        access = self._catalogue.settings.access
-        if not access.may(session.principal, session.is_proved, "kick", ""):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
+        require_right(self._catalogue.settings.access, session, "kick", "", "kick others")
         target = self._admission.sessions.get(name)
         if target is None or is_group_session(name):
             raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {name!r}")

@@ -24,6 +24,7 @@ from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.service import JobService
+from godwit.broker.login_limits import LoginLimits
 from godwit.broker.ports import Credentials, OnWelcome, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import ANONYMOUS, Bucket
@@ -42,6 +43,7 @@ assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
 MAX_CLAIMANTS: Final = 8
 """Clients that wait for one name."""
 NO_NAME: Final = "this broker takes only clients that prove a name: connect with a name and its secret"
+TOO_MANY_FAILURES: Final = "too many failed logins under this name or from this host: try again in a minute"
 NOT_PROVED: Final = "the name is unknown here, or its proof is missing or wrong: check the name and its secret"
 DECOY_BYTES: Final = 32
 
@@ -95,6 +97,7 @@ class Admission:
         """Called with each session that is deleted."""
         self._now_us = 0
         """The time of the last input."""
+        self.limits = LoginLimits()
         self.logins = 0
         self.refused: Counter[str] = Counter()
         """Logins that were not admitted, by the name of the code."""
@@ -106,7 +109,8 @@ class Admission:
         self._now_us = now_us
         peer.login_by_us = None
         try:
-            is_proved = self._check(credentials)
+            self._check_rate(peer)
+            is_proved = self._check(peer, credentials)
         except RequestFailure as failure:
             self._refuse(peer, failure)
             return
@@ -184,7 +188,8 @@ class Admission:
         settings = self._catalogue.settings
         is_full = len(self.sessions) - self.sessions.groups >= settings.max_sessions
         if is_full and not (is_proved and self._make_room()):
-            raise RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here")
+            text = f"there are {settings.max_sessions:,} sessions, the limit here (limits.sessions): try again later"
+            raise RequestFailure(Code.TOO_MANY, text)
         limit = settings.max_sessions_per_host
         if not is_proved and self.sessions.of_host(peer.host) >= limit:
             text = (
@@ -253,7 +258,13 @@ class Admission:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _check(self, credentials: Credentials) -> bool:
+    def _check_rate(self, peer: Peer) -> None:
+        per_s = self._catalogue.settings.host_logins_per_s
+        if per_s is not None and not self.limits.admit(peer.host, per_s, self._now_us):
+            text = f"{peer.host} may have {per_s:g} logins per second (limits.host_logins_per_s): try again later"
+            raise RequestFailure(Code.BUSY, text)
+
+    def _check(self, peer: Peer, credentials: Credentials) -> bool:
         """Return whether the login proves its name. Raises RequestFailure if the client is not admitted."""
         name = credentials.name
         if name is not None:
@@ -262,12 +273,12 @@ class Admission:
                 check_chosen(name)
             except UsageError as error:
                 raise RequestFailure(Code.BAD_NAME, str(error)) from None
-        is_proved = self._check_proof(credentials)
+        is_proved = self._check_proof(peer, credentials)
         if credentials.will is not None:
             self._check_will(credentials.will, credentials.principal or name, is_proved)
         return is_proved
 
-    def _check_proof(self, credentials: Credentials) -> bool:
+    def _check_proof(self, peer: Peer, credentials: Credentials) -> bool:
         access = self._catalogue.settings.access
         name = credentials.name
         if name is None:
@@ -281,8 +292,12 @@ class Admission:
         certificate = access.certificate_of(name)
         if certificate is not None and credentials.is_certified(name, certificate):
             return True
+        if problem := self.limits.problem(name, peer.host, self._now_us):
+            raise LoginRefusal(Code.BUSY, TOO_MANY_FAILURES, problem)
         secret = access.secret_of(name)
         is_right = credentials.proves(self._decoy if secret is None else secret)
+        if secret is None or not is_right:
+            self.limits.add_failure(name, peer.host, self._now_us)
         if secret is None:
             why = f"no client {name!r} is listed"
             if certificate is not None:
@@ -290,6 +305,7 @@ class Admission:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, why)
         if not is_right:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"the proof of the name {name!r} is missing or wrong")
+        self.limits.add_success(name, peer.host)
         return True
 
     def _check_principal(self, credentials: Credentials, known: Session | None, is_proved: bool) -> None:
@@ -319,8 +335,10 @@ class Admission:
         settings = self._catalogue.settings
         if will.topic.startswith(RESERVED):
             raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
-        if not settings.access.may(name or "", is_proved, "publish", will.topic):
-            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
+        problem = settings.access.problem(name or "", is_proved, "publish", will.topic)
+        if problem:
+            text = f"a last will on {will.topic!r} is not allowed for this client ({problem})"
+            raise RequestFailure(Code.NOT_ALLOWED, text)
         if self._catalogue.get(will.topic) is None and settings.policy_of(will.topic) == "explicit":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
 
@@ -350,7 +368,7 @@ class Admission:
     def _admit_claimant(self, claimant: Claimant, name: str, now_us: int) -> bool:
         """Return whether it has the name now."""
         try:
-            is_proved = self._check(claimant.credentials)  # the rules may have changed meanwhile
+            is_proved = self._check(claimant.peer, claimant.credentials)  # the rules may have changed meanwhile
         except RequestFailure as failure:
             self._refuse(claimant.peer, failure)
             return False

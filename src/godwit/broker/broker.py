@@ -145,6 +145,7 @@ class Broker:
         self.acknowledge_in_group = groups.acknowledge
         self.resume_members = groups.resume
         self.change_expiry = admission.change_expiry
+        self.login_limits = admission.limits
         self.acknowledge = delivery.acknowledge
         self.resume = delivery.resume
         self.handle_alive = admission.on_alive

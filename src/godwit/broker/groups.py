@@ -100,10 +100,10 @@ class Groups:
             raise RequestFailure(Code.BAD_NAME, f"as a group: {error}") from None
         access = self._catalogue.settings.access
         for pattern in filters:
-            if not access.may_join(session.principal, session.is_proved, name, pattern):
-                raise RequestFailure(
-                    Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r} in the group {name!r}"
-                )
+            problem = access.join_problem(session.principal, session.is_proved, name, pattern)
+            if problem:
+                text = f"{session.name} may not subscribe to {pattern!r} in the group {name!r} ({problem})"
+                raise RequestFailure(Code.NOT_ALLOWED, text)
 
     def require_room(self, session: Session, name: str, filters: tuple[str, ...]) -> None:
         """Raise RequestFailure if there are too many groups for another one of this client.

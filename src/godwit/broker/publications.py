@@ -12,7 +12,7 @@ from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
-from godwit.broker.session import Session
+from godwit.broker.session import Session, require_right
 from godwit.broker.topics import shown
 from godwit.errors import BadTopicError, DecodeError
 from godwit.wire.batch import (
@@ -115,8 +115,7 @@ class Publications:
         topic = self._catalogue.get(name)
         if topic is None and settings.policy_of(name) == "explicit":
             raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist: create it first")
-        if not settings.access.may(session.principal, session.is_proved, "publish", name):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}")
+        require_right(settings.access, session, "publish", name, f"publish to {name!r}")
         if topic is None:
             try:
                 topic = self._catalogue.create(name, creator=session.principal)

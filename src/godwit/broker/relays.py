@@ -28,7 +28,7 @@ from godwit.broker.effects import Effect, Notice
 from godwit.broker.imports import require_topic
 from godwit.broker.ports import Peer, RequestFailure
 from godwit.broker.publications import LATEST_US, check_extension
-from godwit.broker.session import Session, check_name
+from godwit.broker.session import Session, check_name, require_right
 from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_RELAY_MARKS, MAX_RELAY_SOURCES
@@ -226,8 +226,7 @@ class Relays:
                 check_filter(text)
             except BadFilterError as error:
                 raise RequestFailure(Code.BAD_FILTER, str(error)) from None
-            if not access.may(session.principal, session.is_proved, "relay", text):
-                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not relay {shown(text)}")
+            require_right(access, session, "relay", text, f"relay {shown(text)}")
         relay.access = access
         relay.topics.clear()
 
@@ -334,8 +333,7 @@ class Relays:
                 raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
             if name.startswith("$") or not any(matches(text, name) for text in relay.filters):
                 raise RequestFailure(Code.NOT_ALLOWED, f"the topic {shown(name)} is not among those of the bridge")
-            if not self._catalogue.settings.access.may(session.principal, session.is_proved, "relay", name):
-                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not relay {shown(name)}")
+            require_right(self._catalogue.settings.access, session, "relay", name, f"relay {shown(name)}")
             if len(relay.topics) >= MAX_KNOWN_NAMES:
                 relay.topics.clear()
             relay.topics.add(name)
@@ -394,9 +392,8 @@ class Relays:
 
     def bridges(self, session: Session) -> list[BridgeInfo]:
         """Return all bridges from and to this broker, for a client that may kick. Raises RequestFailure otherwise."""
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick", ""):
-            text = f"{session.name} may not see the bridges: this needs the right to kick"
-            raise RequestFailure(Code.NOT_ALLOWED, text)
+        what = "see the bridges: this needs the right to kick"
+        require_right(self._catalogue.settings.access, session, "kick", "", what)
         found = [status() for status in self.outgoing]
         for (link, log), mark in sorted(self._marks.items()):
             relay = self._open.get(link)

@@ -9,10 +9,13 @@ from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Any, Final
 
+from godwit.broker.access import Access, Action
+from godwit.broker.ports import RequestFailure
 from godwit.broker.quotas import ANONYMOUS, Usage
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
 from godwit.wire.control import Will
+from godwit.wire.control_base import Code
 from godwit.wire.filters import GROUP_PREFIX
 
 if TYPE_CHECKING:
@@ -110,6 +113,16 @@ class Session:
     def outlives_restart(self) -> bool:
         """Whether there is anything to store: a will, or subscriptions that outlive the connection."""
         return self.is_remembered and (self.will is not None or bool(self.expiry_s and self.subscriptions))
+
+
+def require_right(access: Access, session: Session, action: Action, topic: str, what: str) -> None:
+    """Raise RequestFailure unless the client of a session has a right. Its text names the rule that refuses.
+
+    `topic`: see Access.problem. `what`: completes "this client may not ...".
+    """
+    problem = access.problem(session.principal, session.is_proved, action, topic)
+    if problem:
+        raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not {what} ({problem})")
 
 
 class Sessions(dict[str, Session]):

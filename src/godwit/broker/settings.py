@@ -18,6 +18,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "max_clients": (1, 2**20),
     "max_clients_per_host": (1, 2**20),
+    "host_logins_per_s": (0.001, 2**32),
     "max_message_bytes": (1, limits.LARGEST_RECORD_BYTES - 64 * limits.KIB),
     "max_datagram_bytes": (limits.BASE_DATAGRAM_BYTES, limits.MAX_TRAIN_BYTES),
     "client_window_bytes": (64 * limits.KIB, 2**34),
@@ -57,7 +58,9 @@ class Settings:
 
     max_clients: int = limits.MAX_CONNECTIONS
     max_clients_per_host: int | None = None
-    """Clients from one IP address; None: no limit of its own."""
+    """Clients from one IPv4 address or one /64 of IPv6; None: no limit of its own."""
+    host_logins_per_s: float | None = None
+    """Logins from such a host, also if they fail; None: no limit."""
     max_message_bytes: int = limits.MAX_MESSAGE_BYTES
     max_datagram_bytes: int = limits.MAX_DATAGRAM_BYTES
     """The largest datagram that the path search tries: more than the default where frames are larger."""

@@ -23,7 +23,7 @@ from godwit.broker.ports import (
     SubscribeRequest,
     SubscribeResult,
 )
-from godwit.broker.session import Session, check_name
+from godwit.broker.session import Session, check_name, require_right
 from godwit.broker.subscription import (
     BrokerSubscription,
     FilterTable,
@@ -497,8 +497,7 @@ class SubscriptionRequests:
             check_filter(text)
         except BadFilterError as error:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "subscribe", text):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
+        require_right(self._catalogue.settings.access, session, "subscribe", text, f"subscribe to {text!r}")
         self._check_pattern(session, text)
 
     def remove_filters(
@@ -640,8 +639,8 @@ class SubscriptionRequests:
                 raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}: {problem}")
             if not self._delivery.owns_inbox(session, text):
                 raise RequestFailure(Code.NOT_ALLOWED, f"the inbox {text!r} belongs to another client")
-        elif not self._catalogue.settings.access.may(session.principal, session.is_proved, "subscribe", text):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {text!r}")
+        else:
+            require_right(self._catalogue.settings.access, session, "subscribe", text, f"subscribe to {text!r}")
 
     def _require_room(
         self, session: Session, filters: tuple[str, ...], replaced: Sequence[BrokerSubscription] = ()

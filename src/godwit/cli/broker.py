@@ -177,6 +177,8 @@ def load_file(path: Path | None, listen: list[str]) -> Configuration:
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from error
+        if configuration.has_secrets:
+            configuration = replace(configuration, private_files=(*configuration.private_files, path))
     return replace(configuration, listen=listen) if listen else configuration
 
 
@@ -243,6 +245,7 @@ def check_config(
     The exit code is 1 if the file has an error; the text has its line and key.
     """
     from godwit.cli.tables import show_objects
+    from godwit.net.service_warnings import anonymous_rights
 
     configuration = with_log(load_file(file, []), data=None, memory=False, archive=None)
     access = configuration.settings.access
@@ -262,6 +265,8 @@ def check_config(
     typer.echo(f"log in      {safe(str(configuration.data))}")
     rules = f"{count(len(access.names), 'client')} with a secret or a certificate, {count(len(access.rules), 'rule')}"
     typer.echo(f"access      {'every client may do everything' if access.is_open else rules}")
+    if not access.is_open:
+        typer.echo(f"            {safe(anonymous_rights(access))}")
 
 
 # -- secrets ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
@@ -132,7 +132,7 @@ class Target:
 
     broker: str
     name: str | None = None
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     timeout_s: float | None = None
     session_expiry_s: int = SESSION_EXPIRY_S
     is_cursor: bool = False

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import signal
+import ssl
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from godwit.cli.connection import DEFAULT_BROKER, BrokerOption
 from godwit.cli.text import safe
-from godwit.errors import GodwitError, UsageError
+from godwit.errors import ConfigurationError, GodwitError, UsageError
 from godwit.install import pip_command
 
 if TYPE_CHECKING:
@@ -60,6 +63,13 @@ def console(
             show_default="localhost, the name of this machine, and IP addresses",
         ),
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", readable=False, help="Certificate in PEM, for TLS. SIGHUP reads it again."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Key of the certificate, in PEM.")
+    ] = None,
 ) -> None:
     """Serve the web console of a broker until Ctrl-C or SIGTERM.
 
@@ -69,37 +79,72 @@ def console(
     if missing := missing_packages():
         raise GodwitError(missing)
     from godwit.net import loop
-    from godwit.net.address import is_loopback, parse_broker
+    from godwit.net.address import parse_broker
+    from godwit.net.service import is_local
 
     host, port = parse_broker(listen, default_port=CONSOLE_PORT)
-    try:
-        is_local = host == "localhost" or is_loopback((host, 0))
-    except ValueError:
-        is_local = False
-    if not is_local:
+    if (certificate is None) != (key is None):
+        raise UsageError("--certificate and --key belong together: give both, or none")
+    tls = None if certificate is None or key is None else ConsoleTls(certificate, key)
+    if not is_local(listen) and tls is None:
         typer.echo(
             f"warning: other machines can reach {safe(listen)}, and secrets travel there without encryption: "
-            "put a proxy with TLS in front of it, or listen on 127.0.0.1",
+            "give --certificate and --key, put a proxy with TLS in front of it, or listen on 127.0.0.1",
             err=True,
         )
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
-    loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input=END_WITH_INPUT in os.environ))
+    loop.run(_serve(broker, host, port, lake, host_name or [], tls, end_with_input=END_WITH_INPUT in os.environ))
+
+
+class ConsoleTls:
+    """The certificate of the console, which may be replaced while it runs."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises ConfigurationError if the files cannot be used, or other users can read the key."""
+        self._paths = (certificate, key)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.load()
+
+    def load(self) -> None:
+        """Read the files, at first or again: new connections get the new certificate. Raises ConfigurationError."""
+        from godwit.net.tls import check_private
+
+        certificate, key = self._paths
+        check_private(key)
+        try:
+            self.context.load_cert_chain(certificate, key)
+        except OSError as error:  # also ssl.SSLError
+            raise ConfigurationError(
+                f"the certificate {certificate} with the key {key} cannot be used ({error}): check both files"
+            ) from error
+
+    def reload(self) -> None:
+        """Read the files again. After an error the former certificate remains in use."""
+        try:
+            self.load()
+        except ConfigurationError as error:
+            typer.echo(f"warning: the certificate of the console stays as it was: {safe(str(error))}", err=True)
 
 
 def run_console(service: Service | ClusterService, *, listen: str, notices: Notices) -> None:
     """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
+    from godwit.net.service import is_local
+
     named, port, *_ = service.addresses[0]
     host = ANY_HOST.get(str(named), str(named))
     scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen]
-    task = asyncio.get_running_loop().create_task(_watch(command, notices))
+    files = service.security.certificate_files(is_exposed=not is_local(listen))
+    if files is not None:
+        command += ["--certificate", str(files[0]), "--key", str(files[1])]
+    task = asyncio.get_running_loop().create_task(_watch(command, service, notices))
     _running.add(task)
     task.add_done_callback(_running.discard)
 
 
-async def _watch(command: list[str], notices: Notices) -> None:
+async def _watch(command: list[str], service: Service, notices: Notices) -> None:
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -107,6 +152,8 @@ async def _watch(command: list[str], notices: Notices) -> None:
         env={**os.environ, END_WITH_INPUT: "1"},
     )
     assert process.stdout is not None
+    if sys.platform != "win32" and "--certificate" in command:
+        service.on_reload = lambda: process.send_signal(signal.SIGHUP) if process.returncode is None else None
     try:
         async for line in process.stdout:
             text = line.decode("utf-8", "replace").strip()
@@ -119,20 +166,27 @@ async def _watch(command: list[str], notices: Notices) -> None:
 
 
 async def _serve(
-    broker: str, host: str, port: int, lake: str | None, host_names: list[str], *, end_with_input: bool
+    broker: str,
+    host: str,
+    port: int,
+    lake: str | None,
+    host_names: list[str],
+    tls: ConsoleTls | None,
+    *,
+    end_with_input: bool,
 ) -> None:
-    import signal
-
     from godwit.console.server import ConsoleServer
 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     server = ConsoleServer(broker, lake=lake, host_names=host_names)
-    await server.start(host, port)
+    await server.start(host, port, tls=None if tls is None else tls.context)
     try:
         if sys.platform != "win32":
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stopping.set)
+            if tls is not None:
+                loop.add_signal_handler(signal.SIGHUP, tls.reload)
         if end_with_input:
             loop.add_reader(0, lambda: stopping.set() if not os.read(0, 4096) else None)
         typer.echo(f"console on {server.url}")

@@ -237,9 +237,10 @@ class PayloadCommand(PlainCommand):
         found = [*(text for text in arguments if isinstance(text, str)), *extra]
         for text in found[: max(len(found) - literal_count, 0)]:
             if re.match(r"-[^\d.\s]", text) and not ctx.resilient_parsing:
-                likely = similar(text, [option for one in self.params for option in one.opts])
+                name = text.partition("=")[0]  # the value may be a secret
+                likely = similar(name, [option for one in self.params for option in one.opts])
                 hint = f", perhaps {likely} is meant" if likely else ""
-                raise UsageError(f"unknown option {text}{hint}; if it is a payload, put -- before it")
+                raise UsageError(f"unknown option {name}{hint}; if it is a payload, put -- before it")
         return super().parse_args(ctx, args)
 
 

@@ -156,7 +156,7 @@ def weaknesses(configuration: Configuration) -> Iterator[str]:
     if access.is_open:
         yield f"{where} can read and publish every message, and run jobs: add [access] with clients and rules"
     elif access.allows_anonymous:
-        rights = sorted({action for rule in access.rules if rule.is_for_everyone for action in rule.allow})
+        rights = [action for action, _ in access.rights_of_anonymous()]
         if rights:
             what = ", ".join(rights)
             yield f'{where} can {what} without a proved name: see the rules for "*", or set anonymous = false'
@@ -182,15 +182,11 @@ def loose_files(configuration: Configuration, file: Path) -> Iterator[str]:
     if os.name != "posix":
         return
     data = configuration.data
-    # The configuration may have secrets itself; the log has all messages.
     paths = [(file, 0o022, "change the configuration")]
-    if configuration.settings.access.secrets and "secret =" in file.read_text(encoding="utf-8"):
-        paths = [(file, 0o077, "read the secrets in the configuration")]
     if data is not None:
         paths.append((data, 0o077, "read the log"))
-    for key in (configuration.security.key, configuration.archive.key, configuration.archive.token_file):
-        if key is not None:
-            paths.append((key, 0o077, "read or change a key or tokens"))
+    keys = [configuration.security.key] if configuration.security.key is not None else []
+    paths += [(path, 0o077, "read or change keys, secrets or tokens") for path in (*keys, *configuration.private_files)]
     for path, forbidden, what in dict.fromkeys(paths):
         try:
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -22,7 +22,7 @@ class ClientConfig:
 
     name: str | None = None
     """The client's name. Without one the broker assigns a name and stores no session."""
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     """Proves the name to the broker and the broker to the client. It is never sent."""
     session_expiry_s: int = limits.SESSION_EXPIRY_S
     """How long the broker stores this name's subscriptions after the connection has ended."""

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -66,6 +67,10 @@ class LoginForm(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     secret: str
 
+    def __repr__(self) -> str:
+        """Return everything but the secret."""
+        return f"<LoginForm {self.name!r}>"
+
 
 class ConsoleServer:
     """The console of one broker, in the running event loop."""
@@ -93,8 +98,8 @@ class ConsoleServer:
         self._files = _load_files()
         self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Begin to serve.
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to serve, over TLS if there is a context for it.
 
         Raises:
             SocketError: The system refused the address, for example because the port is in use.
@@ -109,7 +114,7 @@ class ConsoleServer:
         app.router.add_get("/ws", self._window)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
@@ -123,7 +128,9 @@ class ConsoleServer:
             raise SocketError(f"the console cannot listen on {where}: {error.strerror or error}") from error
         address = self._runner.addresses[0]
         self._host_names.add(host.casefold())
-        self.url = f"http://[{address[0]}]:{address[1]}" if ":" in address[0] else f"http://{address[0]}:{address[1]}"
+        scheme = "http" if tls is None else "https"
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        self.url = f"{scheme}://{shown}:{address[1]}"
         self._anonymous.open_in_background()
         self._opened_at = time.monotonic()
 
@@ -356,7 +363,7 @@ def is_same_origin(request: web.Request) -> bool:
 
 def set_cookie(request: web.Request, response: web.Response, value: str) -> None:
     """Set the cookie of a browser. A proxy that encrypts is recognized by its header."""
-    is_encrypted = request.headers.get("X-Forwarded-Proto") == "https"
+    is_encrypted = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
     response.set_cookie(COOKIE, value, httponly=True, samesite="Strict", path="/", secure=is_encrypted)
 
 

@@ -139,6 +139,10 @@ class MqttCredentials(Credentials, kw_only=True):
     is_proved: bool = False
     """Whether a certificate or SCRAM has proved the user name."""
 
+    def __repr__(self) -> str:
+        """Return everything but the password."""
+        return f"<MqttCredentials {self.name!r}, user {self.principal!r}>"
+
     def proves(self, secret: bytes) -> bool:
         return self.is_proved or (hmac.compare_digest(self.password or b"", secret) and self.password is not None)
 
@@ -558,11 +562,17 @@ class MqttConnection(Peer):
         if packet.code != Reason.CONTINUE or values.get(Property.AUTH_METHOD) != METHOD:
             raise PacketError(Reason.PROTOCOL, "an AUTH that does not continue the authentication")
         self._exchange = None
+        limits = self.broker.login_limits
+        if problem := limits.problem(exchange.user, self.host, now_us):
+            raise PacketError(Reason.BUSY, f"{METHOD}: {problem}")
         secret = self.broker.settings.access.secret_of(exchange.user)
         try:
             reply = exchange.finish(values.get(Property.AUTH_DATA, b""), secret or self._protocol.scram_decoy)
         except ScramError as error:
+            limits.add_failure(exchange.user, self.host, now_us)
             raise PacketError(Reason.NOT_AUTHORIZED, f"{METHOD} of {exchange.user!r}: {error}") from None
+        if secret is None:
+            limits.add_failure(exchange.user, self.host, now_us)
         if secret is None or (self.is_admitted and exchange.user != self._user):
             raise PacketError(Reason.NOT_AUTHORIZED, f"{METHOD}: {exchange.user!r} is not listed, or another user")
         if self.is_admitted:

@@ -5,8 +5,7 @@
 Packets of the server are in godwit.mqtt.encoding.
 
 A packet is refused with the reason code of MQTT 5.0 (PacketError.code). Nothing is allocated for a length that a client
-merely claims: a packet is decoded when all of its bytes have arrived, and one that is longer than the limit is refused
-at its header.
+merely claims: a packet is decoded when it is complete, and one that is longer than the limit is refused at its header.
 """
 
 from __future__ import annotations
@@ -238,6 +237,9 @@ class ConnectPacket(msgspec.Struct, frozen=True, kw_only=True):
     password: bytes | None = None
     will: WillMessage | None = None
     properties: PacketProperties = NO_PACKET_PROPERTIES
+
+    def __repr__(self) -> str:  # without the password
+        return f"<ConnectPacket of version {self.version}, client {self.client_id!r}, user {self.user!r}>"
 
 
 class PublishPacket(msgspec.Struct, frozen=True, gc=False):

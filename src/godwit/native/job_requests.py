@@ -19,7 +19,7 @@ from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask, PoolWorke
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.service import job_name
 from godwit.broker.ports import RequestFailure
-from godwit.broker.session import Session
+from godwit.broker.session import Session, require_right
 from godwit.native.job_notifier import MAX_WATCHED, JobNotifier
 from godwit.native.peer import NativePeer
 from godwit.native.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_peer, require_short_key
@@ -61,8 +61,7 @@ class JobRequests:
         kinds = tuple(dict.fromkeys(request.kinds))
         for kind in kinds:
             require_valid_kind(kind)
-            if not settings.access.may(session.principal, session.is_proved, "work", kind):
-                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not work on the kind {kind!r}")
+            require_right(settings.access, session, "work", kind, f"work on the kind {kind!r}")
         peer = job_peer(link, session, self._effects)
         if len(peer.revokes) > MAX_PENDING_REVOKES:
             raise RequestFailure(Code.TOO_MANY, f"{session.name} does not read its work channel: try again later")
@@ -140,9 +139,8 @@ class JobRequests:
             return wire.RetryReply(request=request.request, job=known.number)
         job = self._find(session, request.job)
         access = self._catalogue.settings.access
-        if not access.may(session.name, session.is_proved, "submit", job.kind):
-            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not submit jobs of the kind {job.kind!r}")
-        if job.controller != name and not access.may(session.name, session.is_proved, "kick"):
+        require_right(access, session, "submit", job.kind, f"submit jobs of the kind {job.kind!r}")
+        if job.controller != name and not access.may(session.principal, session.is_proved, "kick"):
             raise RequestFailure(
                 Code.NOT_ALLOWED,
                 f"job {job.number} belongs to {job.controller}: only its controller, or a client that may kick, "
@@ -197,10 +195,8 @@ class JobRequests:
 
     def workers(self, session: Session, request: wire.ListWorkers) -> tuple[wire.WorkerList, int]:
         """Return a page of the workers in the order of their names, for a client that may kick, and its cost."""
-        if not self._catalogue.settings.access.may(session.principal, session.is_proved, "kick"):
-            raise RequestFailure(
-                Code.NOT_ALLOWED, f"{session.name} may not list the workers: this needs the right to kick"
-            )
+        what = "list the workers: this needs the right to kick"
+        require_right(self._catalogue.settings.access, session, "kick", "", what)
         known = self._scheduler.workers
         names = sorted(name for name in known if name > (request.after or ""))
         steps = len(known) // COPIES_PER_STEP

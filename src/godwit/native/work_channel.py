@@ -20,7 +20,7 @@ from godwit.broker.jobs.model import Job, JobActivity, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.service import job_name
 from godwit.broker.ports import RequestFailure
-from godwit.broker.session import Session
+from godwit.broker.session import Session, require_right
 from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
@@ -243,10 +243,11 @@ class WorkReceiver:
         session = peer.session
         try:
             check_kind(kind)
-            if not self._catalogue.settings.access.may(session.principal, session.is_proved, "submit", kind):
-                return RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not submit jobs of the kind {kind!r}")
+            require_right(self._catalogue.settings.access, session, "submit", kind, f"submit jobs of the kind {kind!r}")
             if self._catalogue.get(JOBS + kind) is None:
                 self._catalogue.create(JOBS + kind, creator=session.name)
+        except RequestFailure as failure:
+            return failure
         except BadKindError as error:
             return RequestFailure(Code.BAD_KIND, str(error))
         except TooManyTopicsError as error:

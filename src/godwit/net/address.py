@@ -59,6 +59,8 @@ def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, i
     """
     example = f"write host:port, for example localhost:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
     rest = text.strip().partition("#")[0]
+    if "@" in rest:  # the part before it may be a password, and is not repeated
+        raise AddressError(f"an address of a broker has no user name and no password; {example}")
     if "://" in rest:
         if not rest.lower().startswith(_SCHEMES):
             schemes = " or ".join(_SCHEMES)

@@ -326,6 +326,21 @@ class BrokerSecurity:
         """Whether the key was needed so far."""
         return self._sealer is not None
 
+    def certificate_files(self, *, is_exposed: bool) -> tuple[Path, Path] | None:
+        """Return certificate and key for a further listener: those of the configuration.
+
+        Without them, a listener that other machines can reach gets the files that the broker has made itself; None if
+        it stores none. Raises GodwitError if making them fails.
+        """
+        if self.section.certificate is not None and self.section.key is not None:
+            return self.section.certificate, self.section.key
+        if not is_exposed or self._folder is None:
+            return None
+        from godwit.net.tls import CERTIFICATE_FILE, KEY_FILE
+
+        self.sealer()
+        return self._folder / CERTIFICATE_FILE, self._folder / KEY_FILE
+
     def _load(self, section: SecuritySection, asks_client: bool) -> BrokerSealer:
         from godwit.net.tls import BrokerSealer, load_identity, new_identity, stored_identity
 

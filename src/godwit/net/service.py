@@ -38,14 +38,17 @@ from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, BrokerLog, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
+from godwit.net.private_files import protect_files, protect_folder
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
 from godwit.net.service_manager import ServiceManager
 from godwit.net.service_warnings import (
     KEY_NOT_STORED,
     PLAIN_ALLOWED,
+    anonymous_rights,
     mqtt_without_tls,
     names_in_metrics,
     open_to_all,
+    open_to_strangers,
 )
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
@@ -141,7 +144,7 @@ class Service:
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
         self._durable: BrokerLog | None = None
-        self._security = BrokerSecurity(self.configuration.security, None)
+        self.security = BrokerSecurity(self.configuration.security, None)
         self._archive: BrokerArchive | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._mqtt: MqttListeners | None = None
@@ -149,6 +152,8 @@ class Service:
         self._metrics: MetricsServer | None = None
         self._captures: BrokerCaptures | None = None
         self._figures: BrokerFigures | None = None
+        self.on_reload: Callable[[], None] = lambda: None
+        """Called after the configuration was read again."""
 
     @property
     def urls(self) -> list[str]:
@@ -192,10 +197,14 @@ class Service:
             AddressError: A host to listen on cannot be resolved.
             SocketError: The system refused a socket, for example because the port is in use.
             StorageError: The log cannot be opened.
+            ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
         """
         if self._drivers:
             raise UsageError("this service runs already: make another one")
         check_configuration(self.configuration)
+        self._protect(self.configuration)
+        if self.configuration.data is not None:
+            self._warn(protect_folder(self.configuration.data))
         if self._node is None:
             sockets = await open_sockets(self.configuration.listen)
         else:
@@ -203,14 +212,14 @@ class Service:
         try:
             log = self._open_log()
             last_us = 0 if self._durable is None else self._durable.last_received_us
-            self._security = self._open_security([udp.local_address for udp in sockets])
+            self.security = self._open_security([udp.local_address for udp in sockets])
             self.server = Server(
                 self.configuration.settings,
                 log,
                 entropy=os.urandom,
                 now=time.monotonic(),
                 epoch_us=max(self._wall_clock_us(), last_us),  # the system's clock may have been set back since
-                sealer=self._security,
+                sealer=self.security,
             )
         except BaseException:
             for udp in sockets:
@@ -247,6 +256,14 @@ class Service:
             self._announce()
         else:
             self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive.process))
+
+    def _protect(self, configuration: Configuration) -> None:
+        """Make sure that other users of the machine cannot read keys and secrets. Raises ConfigurationError."""
+        self._warn(protect_files(configuration.private_files))
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._notices.write("warning", text, {})
 
     def _run_bridges(self, durable: BrokerLog) -> None:
         for section in self.configuration.bridges:
@@ -380,13 +397,11 @@ class Service:
         write = self._notices.write
         for warning in self.configuration.warnings:
             write("warning", warning, {})
-        for address, url in zip(self.addresses, self.urls, strict=True):
-            if not is_loopback(address) and self.configuration.settings.access.is_open:
-                write("warning", open_to_all(url), {"url": url})
-        if self._security.is_loaded:
+        self._announce_rights()
+        if self.security.is_loaded:
             from godwit.net.tls import key_log_path, key_log_warning
 
-            fingerprint = self._security.sealer().identity.fingerprint
+            fingerprint = self.security.sealer().identity.fingerprint
             write("key", f"the broker's key is {fingerprint}", {"fingerprint": fingerprint})
             if (path := key_log_path()) is not None:
                 write("warning", key_log_warning(path), {})
@@ -406,14 +421,25 @@ class Service:
                 write("warning", names_in_metrics(url), {"url": url})
             write("metrics", f"metrics on {url}/metrics", {"url": url})
 
-    def _announce_mqtt(self, mqtt: MqttListeners) -> None:
+    def _announce_rights(self) -> None:
+        """Write which rights clients without a proved name have, and warn if other machines have more than to read."""
         access = self.configuration.settings.access
-        for url, (where, address) in zip(mqtt.urls, mqtt.addresses, strict=True):
+        self._notices.write("access", anonymous_rights(access), {})
+        addresses = list(zip(self.urls, self.addresses, strict=True))
+        if self._mqtt is not None:
+            addresses += [
+                (url, address) for url, (_, address) in zip(self._mqtt.urls, self._mqtt.addresses, strict=True)
+            ]
+        for url, address in addresses:
             if not is_loopback(address):
-                if access.is_open:
-                    self._notices.write("warning", open_to_all(url), {"url": url})
-                elif access.secrets and not where.has_tls:
-                    self._notices.write("warning", mqtt_without_tls(url), {"url": url})
+                text = open_to_all(url) if access.is_open else open_to_strangers(url, access)
+                if text:
+                    self._notices.write("warning", text, {"url": url})
+
+    def _announce_mqtt(self, mqtt: MqttListeners) -> None:
+        for url, (where, address) in zip(mqtt.urls, mqtt.addresses, strict=True):
+            if not is_loopback(address) and self.configuration.settings.access.secrets and not where.has_tls:
+                self._notices.write("warning", mqtt_without_tls(url), {"url": url})
             fields = {"url": url, "host": address[0], "port": address[1]}
             self._notices.write("listening", f"listening on {url}", fields)
 
@@ -497,7 +523,7 @@ class Service:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         try:
             asks_client = bool(configuration.settings.access.certificates)
-            self._security.reload(configuration.security, asks_client=asks_client)
+            self.security.reload(configuration.security, asks_client=asks_client)
         except GodwitError as error:
             self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
             configuration = replace(configuration, security=former.security)
@@ -513,8 +539,11 @@ class Service:
         self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
+        if configuration.settings.access != former.settings.access:
+            self._announce_rights()
         self._notices.write("reloaded", "the configuration was read again", {})
         self._audit("reloaded", "the configuration was read again", {})
+        self.on_reload()
 
     def _reload_mqtt(self, configuration: Configuration) -> None:
         """Read the certificate again. Everything else of MQTT needs a restart."""
@@ -534,6 +563,7 @@ class Service:
         try:
             configuration = load()
             check_configuration(configuration)
+            self._protect(configuration)
         except (GodwitError, OSError) as error:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from godwit.broker.access import Access, Action
+from godwit.broker.topics import shown
 from godwit.install import pip_command
 
 KEY_NOT_STORED: Final = (
@@ -20,9 +22,54 @@ PLAIN_ALLOWED: Final = (
 def open_to_all(url: str) -> str:
     """Return the warning of a broker that any machine can reach and any client may use."""
     return (
-        f"{url} can be reached from other machines and every client may do everything: "
-        "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
+        f"{url} can be reached from other machines and every client may do everything, so that anyone on the network "
+        "can publish: list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
     )
+
+
+def open_to_strangers(url: str, access: Access) -> str:
+    """Return the warning of a broker where clients without a proved name may do more than subscribe; or ""."""
+    rights = [right for right in access.rights_of_anonymous() if right[0] != "subscribe"]
+    if not rights or not access.allows_anonymous:
+        return ""
+    return (
+        f"{url} can be reached from other machines, and anyone on the network can {_listed(rights)}: see the rules "
+        'for "*", or set anonymous = false under [access]'
+    )
+
+
+def anonymous_rights(access: Access) -> str:
+    """Return the line with the rights of clients that have not proved a name."""
+    if access.is_open:
+        return "clients need no name, and every client may do everything"
+    if not access.allows_anonymous:
+        return "clients without a proved name are refused"
+    rights = access.rights_of_anonymous()
+    if not rights:
+        return "clients without a proved name may connect, and do nothing else"
+    denied = any(rule.deny and rule.is_for_everyone for rule in access.rules)
+    return f"clients without a proved name may {_listed(rights)}{', except where a rule denies it' if denied else ''}"
+
+
+_VERBS: Final[dict[Action, str]] = {
+    "publish": "publish to",
+    "subscribe": "subscribe to",
+    "create": "create",
+    "submit": "submit jobs of",
+    "work": "work on",
+    "kick": "kick clients",
+    "relay": "relay",
+}
+_FILTERS_SHOWN: Final = 5
+
+
+def _listed(rights: Sequence[tuple[Action, tuple[str, ...]]]) -> str:
+    phrases = []
+    for action, filters in rights:
+        more = len(filters) - _FILTERS_SHOWN
+        texts = [*map(shown, filters[:_FILTERS_SHOWN]), *([f"{more} more"] if more > 0 else [])]
+        phrases.append(f"{_VERBS[action]} {', '.join(texts)}".rstrip())
+    return "; ".join(phrases)
 
 
 def mqtt_without_tls(url: str) -> str:

@@ -52,7 +52,7 @@ _MQTT_BOUNDS: Final = {
     "max_keep_alive_s": (0, 65_535),
     "max_in_flight": (1, 65_535),
 }
-_ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "messages_per_s"))
+_ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "host_logins_per_s", "messages_per_s"))
 """Numbers for which 0 means no limit."""
 
 
@@ -153,6 +153,10 @@ class Configuration:
     cluster: ClusterSection | None = None
     """None: this broker is alone."""
     security: SecuritySection = field(default_factory=SecuritySection)
+    private_files: tuple[Path, ...] = ()
+    """Files with keys, secrets or tokens that the configuration names."""
+    has_secrets: bool = False
+    """Whether the text of the configuration has a secret itself."""
     warnings: list[str] = field(default_factory=list)
     """Settings that are allowed but probably a mistake, a sentence each."""
 
@@ -162,6 +166,10 @@ class Configuration:
 
 class _Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A table of the file. The names of keys are those of the fields, unless `name` gives another one."""
+
+    def __repr__(self) -> str:
+        """Return no values: some are secrets."""
+        return f"<{type(self).__name__}>"
 
 
 class TopicRuleSection(_Section):
@@ -185,6 +193,7 @@ class LimitsSection(_Section):
 
     max_clients: int = msgspec.field(name="clients", default=_DEFAULTS.max_clients)
     max_clients_per_host: int | None = msgspec.field(name="clients_per_host", default=None)
+    host_logins_per_s: float | None = None
     max_message_bytes: int = msgspec.field(name="message_bytes", default=_DEFAULTS.max_message_bytes)
     max_datagram_bytes: int = msgspec.field(name="datagram_bytes", default=_DEFAULTS.max_datagram_bytes)
     client_window_bytes: int = msgspec.field(name="client_memory_bytes", default=_DEFAULTS.client_window_bytes)
@@ -225,7 +234,8 @@ class AccessRuleSection(_Section):
     """[[access.rule]]"""
 
     clients: list[str]
-    allow: list[Action]
+    allow: list[Action] = []
+    deny: list[Action] = []
     topics: list[str] = []
     groups: list[str] = msgspec.field(default_factory=lambda: [EVERYONE])
 
@@ -370,17 +380,27 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     for other in (file.archive, file.mqtt):
         if other is not None and other.certificate is None and other.key is None:
             other.certificate, other.key = file.security.certificate, file.security.key
+    archive = _archive(file.archive, source, folder)
+    mqtt = None if file.mqtt is None else _mqtt(file.mqtt, source, folder)
+    owners: list[AccessClientSection | BridgeFileSection] = [
+        *([] if file.access is None else file.access.client),
+        *file.bridge,
+    ]
+    private = [folder / one.secret_file for one in owners if one.secret_file is not None]
+    private += [path for path in (archive.key, archive.token_file, None if mqtt is None else mqtt.key) if path]
     return Configuration(
         listen=file.listen,
         settings=settings,
         data=data,
         retention=retention,
-        archive=_archive(file.archive, source, folder),
-        mqtt=None if file.mqtt is None else _mqtt(file.mqtt, source, folder),
+        archive=archive,
+        mqtt=mqtt,
         bridges=_bridges(file.bridge, source, read_secret),
         metrics=None if file.metrics is None else _metrics(file.metrics, source),
         cluster=None if file.cluster is None else read_cluster(file.cluster, source, read_secret, folder),
         security=_security(file.security, source, folder),
+        private_files=tuple(dict.fromkeys(private)),
+        has_secrets=any(one.secret is not None for one in owners),
         warnings=warnings,
     )
 
@@ -506,13 +526,14 @@ def _secret(
 
 
 def _access_rule(rule: AccessRuleSection, key: KeyPath, source: ConfigurationSource) -> Rule:
-    if not rule.allow:
-        key = (*key, "allow")
-        raise source.error(key, f"{label(key)} is empty: choose from {', '.join(ACTIONS)}")
+    if not rule.allow and not rule.deny:
+        text = f"{label(key)} has neither allow nor deny: give one of them, with actions from {', '.join(ACTIONS)}"
+        raise source.error(key, text)
     try:
         return Rule(
             clients=tuple(rule.clients),
             allow=frozenset(rule.allow),
+            deny=frozenset(rule.deny),
             topics=tuple(rule.topics),
             groups=tuple(rule.groups),
         )
@@ -523,8 +544,8 @@ def _access_rule(rule: AccessRuleSection, key: KeyPath, source: ConfigurationSou
 def _doubts(access: Access) -> list[str]:
     """Return a warning for each setting that is probably a mistake."""
     found = []
-    if not access.rules:
-        found.append("access has no rules: clients may connect, and do nothing else; add an [[access.rule]]")
+    if not any(rule.allow for rule in access.rules):
+        found.append("access has no rules that allow: clients may connect, and do nothing else; add an [[access.rule]]")
     if not access.names and not access.allows_anonymous:
         found.append("access lists no client and anonymous is false: no client can connect; add an [[access.client]]")
     for name, secret in access.secrets.items():
@@ -540,7 +561,18 @@ def _doubts(access: Access) -> list[str]:
                     f"access.rule number {number} is for {shown(glob)}, which fits no listed client; "
                     f'list such a client, or write "{EVERYONE}" for everyone'
                 )
+    rights = access.rights_of_anonymous() if access.allows_anonymous else []
+    for number, rule in enumerate(access.rules, 1):
+        if not rule.is_for_everyone and any(_is_denied(rule, action, texts) for action, texts in rights):
+            found.append(
+                f"access.rule number {number} denies rights that clients without a proved name have: its clients get "
+                f'around it by connecting without their name; deny them to "{EVERYONE}", or set anonymous = false'
+            )
     return found
+
+
+def _is_denied(rule: Rule, action: Action, texts: tuple[str, ...]) -> bool:
+    return any(rule.denies(None, action, text, group) for text in texts or ("",) for group in (None, *rule.groups))
 
 
 # -- log, archive -----------------------------------------------------------------------------------------------------

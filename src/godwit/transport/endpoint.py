@@ -502,8 +502,8 @@ class Endpoint:
 
     def _note_host(self, connection_id: int, address: Address) -> None:
         if self._config.max_connections_per_host is not None:
-            self._hosts[connection_id] = address[0]
-            self._from_host[address[0]] += 1
+            host = self._hosts[connection_id] = host_of(address)
+            self._from_host[host] += 1
 
     # -- sealed connections that are not open yet ---------------------------------------------------------------------
 
@@ -645,7 +645,7 @@ class Endpoint:
     def _too_many(self, address: Address) -> str:
         """Return why no more connections are accepted from this host, or an empty string."""
         most_a_host = self._config.max_connections_per_host
-        if most_a_host is not None and self._from_host[address[0]] >= most_a_host:
+        if most_a_host is not None and self._from_host[host_of(address)] >= most_a_host:
             return f"{most_a_host} connections from {address[0]} are open, which is the limit for one host: close one"
         return ""
 

@@ -1,0 +1,137 @@
+"""One certificate for all listeners of a broker: sealed connections, archive, MQTT and console, replaced by SIGHUP."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import ssl
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from tests.cli.real import eventually, godwit, needs_posix, running
+
+from godwit.cli.console import ConsoleTls
+from godwit.errors import ConfigurationError
+from godwit.net.security import BrokerSecurity
+from godwit.net.tls import new_identity, write_file
+from godwit.server.configuration import SecuritySection, load_configuration
+
+CONFIG = """
+[security]
+certificate = "broker.crt"
+key = "broker.key"
+plain = "refuse"
+[mqtt]
+listen = ["tls://127.0.0.1:0"]
+[archive]
+listen = "127.0.0.1:0"
+"""
+
+
+def make_identity(folder: Path) -> tuple[str, str]:
+    """Write a certificate and its key; return the digest of the certificate and the fingerprint of the key."""
+    identity = new_identity()
+    private = identity.key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = identity.certificates[0].public_bytes(serialization.Encoding.PEM)
+    write_file(folder / "new.key", private, 0o600)
+    write_file(folder / "new.crt", public, 0o644)
+    (folder / "new.key").replace(folder / "broker.key")
+    (folder / "new.crt").replace(folder / "broker.crt")
+    return digest(public.decode()), identity.fingerprint
+
+
+def digest(pem: str) -> str:
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
+
+
+def served(url: str) -> str:
+    """The digest of the certificate that a listener shows now; empty while it does not accept connections."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+    try:
+        return digest(ssl.get_server_certificate((host, int(port)), timeout=60))
+    except OSError:
+        return ""
+
+
+@needs_posix
+def test_one_certificate_for_all_listeners_that_sighup_replaces(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    config = tmp_path / "broker.toml"
+    config.write_text(CONFIG)
+    first, fingerprint = make_identity(tmp_path)
+    options = [
+        "--config",
+        str(config),
+        "--data",
+        str(tmp_path / "data"),
+        "--console",
+        "--console-listen",
+        "127.0.0.1:0",
+    ]
+    with running("broker", "--listen", "127.0.0.1:0", *options) as broker:
+        archive = broker.out.until("archive on grpc+tls://").rpartition(" ")[2]
+        assert fingerprint in broker.out.until("the broker's key is")
+        address = broker.out.until("listening on udps://").rpartition(" ")[2]
+        mqtt = broker.out.until("listening on tls://").rpartition(" ")[2]
+        console = broker.out.until("console on https://").rpartition(" ")[2]
+        urls = [archive, mqtt, console]
+        assert [served(url) for url in urls] == [first] * 3
+        assert godwit("pub", "--broker", f"{address}#{fingerprint}", "a", "x").returncode == 0
+        context = ssl.create_default_context(cafile=str(tmp_path / "broker.crt"))
+        context.check_hostname = False
+        with urllib.request.urlopen(f"{console}/api/session", context=context, timeout=60) as reply:
+            assert "Secure" in reply.headers["Set-Cookie"]
+
+        second, renewed = make_identity(tmp_path)
+        broker.process.send_signal(signal.SIGHUP)
+        archive = broker.out.until("archive on grpc+tls://").rpartition(" ")[2]  # it was started again, on a free port
+        for url in (archive, mqtt, console):
+            eventually(lambda url=url: served(url) == second)  # type: ignore[misc]
+        assert godwit("pub", "--broker", f"{address}#{renewed}", "a", "x").returncode == 0
+
+        (tmp_path / "broker.crt").write_text("damaged")
+        broker.process.send_signal(signal.SIGHUP)
+        broker.out.until("the certificate of mqtt stays as it was")
+        assert "stays as it was" in broker.err.until("the certificate of the console")
+        assert [served(url) for url in (mqtt, console)] == [second] * 2
+
+
+def test_listeners_fall_back_to_the_certificate_of_security() -> None:
+    text = CONFIG.replace('listen = "127.0.0.1:0"', 'listen = "127.0.0.1:0"\ncertificate = "own.crt"\nkey = "own.key"')
+    both = load_configuration(CONFIG, read_secret=lambda _: b"")
+    own = load_configuration(text, read_secret=lambda _: b"")
+    assert both.mqtt is not None
+    assert (both.mqtt.certificate, both.archive.key) == (Path("broker.crt"), Path("broker.key"))
+    assert own.mqtt is not None
+    assert (own.mqtt.certificate, own.archive.certificate) == (Path("broker.crt"), Path("own.crt"))
+
+
+def test_a_listener_for_other_machines_gets_the_brokers_own_certificate(tmp_path: Path) -> None:
+    security = BrokerSecurity(SecuritySection(), tmp_path)
+    assert security.certificate_files(is_exposed=False) is None
+    assert not security.is_loaded
+    files = security.certificate_files(is_exposed=True)
+    assert files is not None
+    assert files[0].exists()
+    ConsoleTls(*files)
+    assert BrokerSecurity(SecuritySection(), None).certificate_files(is_exposed=True) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such permissions")
+def test_files_that_a_console_does_not_accept(tmp_path: Path) -> None:
+    make_identity(tmp_path)
+    files = (tmp_path / "broker.crt", tmp_path / "broker.key")
+    files[1].chmod(0o644)
+    with pytest.raises(ConfigurationError, match="other users can read or change the key"):
+        ConsoleTls(*files)
+    files[1].chmod(0o600)
+    files[0].write_text("damaged")
+    with pytest.raises(ConfigurationError, match="check both files"):
+        ConsoleTls(*files)
+    result = godwit("console", "--certificate", str(files[0]))
+    assert b"--certificate and --key belong together" in result.stderr

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -16,6 +17,7 @@ from godwit.errors import GodwitError, UsageError
 from godwit.install import pip_command
 
 if TYPE_CHECKING:
+    from godwit.console.server import ConsoleServer
     from godwit.net.service import Notices, Service
 
 CONSOLE_LISTEN: Final = "127.0.0.1:8080"
@@ -48,6 +50,15 @@ def console(
     lake: Annotated[
         str | None,
         typer.Option("--lake", metavar="DIR", help="Location of the pipeline's tables, for the page about them."),
+    ] = None,
+    pipeline_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--pipeline-config",
+            metavar="FILE",
+            help="Configuration of the pipeline, for requeuing its quarantine.",
+            show_default="pipeline.toml in the lake, if there is one",
+        ),
     ] = None,
     host_name: Annotated[
         list[str] | None,
@@ -82,7 +93,13 @@ def console(
         )
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
-    loop.run(_serve(broker, host, port, lake, host_name or [], end_with_input=END_WITH_INPUT in os.environ))
+    if pipeline_config is not None and lake is None:
+        raise UsageError("--pipeline-config needs --lake, the location of the pipeline's tables")
+    from godwit.console.server import ConsoleServer
+
+    config = None if pipeline_config is None else str(pipeline_config)
+    server = ConsoleServer(broker, lake=lake, pipeline_config=config, host_names=host_name or [])
+    loop.run(_serve(server, host, port, end_with_input=END_WITH_INPUT in os.environ))
 
 
 def run_console(service: Service, *, listen: str, notices: Notices) -> None:
@@ -116,16 +133,11 @@ async def _watch(command: list[str], notices: Notices) -> None:
             process.terminate()
 
 
-async def _serve(
-    broker: str, host: str, port: int, lake: str | None, host_names: list[str], *, end_with_input: bool
-) -> None:
+async def _serve(server: ConsoleServer, host: str, port: int, *, end_with_input: bool) -> None:
     import signal
-
-    from godwit.console.server import ConsoleServer
 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = ConsoleServer(broker, lake=lake, host_names=host_names)
     await server.start(host, port)
     try:
         if sys.platform != "win32":

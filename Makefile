@@ -138,10 +138,11 @@ bench: $(STAMP) $(CORE) ## Measure on this machine: transport, broker, log, arch
 	$(BIN)/godwit bench jobs
 	$(BIN)/godwit bench spark
 
-figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
+figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator and in Chromium (minutes)
 	@$(BIN)/python docs/figures/arq.py
 	$(BIN)/python docs/figures/anomalies.py
 	$(BIN)/python docs/figures/concepts.py
+	$(BIN)/python docs/figures/console.py
 	$(BIN)/python docs/figures/flows.py
 	$(BIN)/python docs/figures/tutorial.py
 

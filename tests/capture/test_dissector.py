@@ -22,6 +22,8 @@ from tests.capture.dissected import (
 )
 from tests.wire.protocol_page import DATA_FRAMES, FLAGS, VECTORS, read_table
 
+from godwit.capture.conversation import read_reports
+from godwit.capture.pcapng import read_capture
 from godwit.errors import Code
 from godwit.net.tls import ordered_suites
 from godwit.transport.protection import DirectionKey, Suite
@@ -367,6 +369,30 @@ def test_sealed_packets_are_decrypted_with_a_key_log(tmp_path: Path, suite: Suit
 
 
 @needs_tshark
+def test_trains_are_shown_packet_by_packet(tmp_path: Path) -> None:
+    """As recorded before the network card cuts them, or after it has joined them."""
+    path, train = tmp_path / "x.pcapng", Capture()
+    own_id = SERVER_ID.to_bytes(8, "big")
+    body = b"\x10" + own_id + b"\x00\x00\x03\xe9" + b"x" * 40  # looks as if a packet began there
+    for place, part in enumerate((body, body[::-1], body[:20])):
+        flags = wire.LAST if place == 2 else 0
+        train.frames(encode_frame(wire.DataFrame(flags, 7, 0, place * len(body), None, part)))
+    plain_train = b"".join(packet for _, packet in train.packets)
+    sealed_train = b"".join(
+        b"\x11" + own_id + number.to_bytes(4, "big") + b"s" * (300 if number < 1005 else 40)
+        for number in (1003, 1004, 1005)
+    )
+    write_capture(path, [(True, plain_train), (True, sealed_train), (True, b"\x10" + own_id * 200)])
+    lines = run_tshark(path).splitlines()
+    assert re.search(r"1000: DATA.* \| 1001: DATA.* \| 1002: DATA", lines[0]), lines[0]
+    assert "1003: sealed, 313 bytes | 1004: sealed, 313 bytes | 1005: sealed, 53 bytes" in lines[1]
+    assert lines[2].endswith("bad checksum")
+    assert run_tshark(path, "-Y", "_ws.malformed || godwit.expert.malformed") == ""
+    reports = read_reports(read_capture(path.read_bytes()))
+    assert [report.packet_number for report in reports] == [1000, 1001, 1002, 1003, 1004, 1005, None]
+    assert [bool(report.problem) for report in reports] == [False] * 6 + [True]
+
+
 def test_hostile_texts_and_bytes_do_no_harm(tmp_path: Path) -> None:
     capture = session()
     for text in HOSTILE:

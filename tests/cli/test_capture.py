@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-from contextlib import ExitStack
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.capture.dissected import CLIENT_ID, DISSECTOR, SERVER_ID, write_capture
-from tests.cli.real import broker, error_of, eventually, godwit, lines, running
+from tests.capture.dissected import CLIENT_ID, DISSECTOR, SERVER_ID, needs_tshark, run_tshark, write_capture
+from tests.cli.real import PATIENCE_S, address_of, broker, error_of, eventually, godwit, lines, running
 
 from godwit.capture.pcapng import count_packets, read_capture
 from godwit.cli.capture import plugins_folder
@@ -109,6 +112,71 @@ def test_packets_before_the_end_of_a_broker_are_kept(tmp_path: Path) -> None:
         command.err.until("x.pcapng: ")
         command.err.until("did not come back within 1 s")
     assert len(list(read_capture(output.read_bytes()))) >= 5
+
+
+@needs_tshark
+@pytest.mark.parametrize("writer", ["broker", "client"])
+def test_the_key_log_of_a_process_opens_a_recording(tmp_path: Path, writer: str) -> None:
+    """The broker records its own packets, or dumpcap those of the network interface."""
+    keys, output = tmp_path / "keys.log", tmp_path / "x.pcapng"
+    variable = {"GODWIT_KEY_LOG": str(keys)}
+    with ExitStack() as stack:
+        arguments = ("broker", "--listen", "127.0.0.1:0", "--memory", "--archive", "none")
+        address = address_of(stack.enter_context(running(*arguments, **variable if writer == "broker" else {})))
+        if writer == "broker":
+            recorder = stack.enter_context(
+                running("capture", "-o", str(output), "--seconds", "600", "--broker", address)
+            )
+            eventually(lambda: any(tmp_path.glob(".godwit-*.part")))
+            recorded(tmp_path, address)
+        else:
+            dumpcap = ["dumpcap", "-q", "-i", "lo", "-f", f"udp port {address.rpartition(':')[2]}", "-w", str(output)]
+            recording = stack.enter_context(recording_of(dumpcap))
+        more = {"XDG_CONFIG_HOME": str(tmp_path), **(variable if writer == "client" else {})}
+        for payload in ("first secret", "second secret"):
+            sealed = ("pub", "vault/door", payload, "--name", "safe", "--broker", f"udps://{address}")
+            done = godwit(*sealed, input=b"", **more)
+            assert done.returncode == 0, done.stderr
+        assert godwit("pub", "vault/door", "the last words", "--broker", address).returncode == 0
+        found = ".godwit-*.part" if writer == "broker" else output.name
+        eventually(lambda: any(b"the last words" in path.read_bytes() for path in tmp_path.glob(found)))
+        if writer == "broker":
+            assert recorder.interrupt() == 0
+        else:
+            recording.send_signal(signal.SIGINT)
+            assert recording.wait(PATIENCE_S) == 0
+    assert keys.stat().st_mode & 0o777 == 0o600
+    assert b"secret" not in output.read_bytes()
+    assert run_tshark(output, "-Y", "godwit.sealed == 1 && godwit.opened") == ""
+    option = ("-o", f"godwit.key_log:{keys}")
+    assert run_tshark(output, *option, "-Y", "_ws.malformed || godwit.expert.malformed || (udp && !godwit)") == ""
+    opened = run_tshark(output, *option, "-Y", "godwit.sealed == 1", "-V")
+    assert opened.count("vault/door") >= 2
+    for payload in ("first secret", "second secret"):
+        assert payload in opened or payload.encode().hex() in opened, opened
+    sealed_packets = run_tshark(output, *option, "-Y", "godwit.sealed == 1").splitlines()
+    assert len(run_tshark(output, *option, "-Y", "godwit.opened == 1").splitlines()) == len(sealed_packets) > 4
+    drawn = godwit("flow", str(output)).stdout.decode()
+    assert "checksum" not in drawn
+    assert "sealed, " in drawn
+
+
+@contextmanager
+def recording_of(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run dumpcap, once it records."""
+    if shutil.which(command[0]) is None:
+        pytest.skip("dumpcap is missing: apt install wireshark-common")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            seen = ""
+            while not seen.startswith("File:"):
+                seen = process.stderr.readline()
+                if not seen or "permission" in seen:
+                    pytest.skip("dumpcap may not record packets here: it needs CAP_NET_RAW")
+            yield process
+        finally:
+            process.kill()
 
 
 def test_dissector(tmp_path: Path) -> None:

@@ -69,10 +69,23 @@ def test_a_subscription_then_the_client(address: str) -> None:
         assert victim.wait() == 1
 
 
+def test_a_client_that_keeps_its_session_returns_and_misses_nothing(address: str) -> None:
+    with running("sub", "kick/keep", "--name", "keeper", "--payload-only", "--broker", address) as keeper:
+        subscribed(address, "kick/keep")
+        result = godwit("kick", "keeper", "--keep-session", "--reason", "a pause", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"disconnected keeper, its session is kept\n")
+        assert godwit("pub", "kick/keep", "after", "--broker", address).returncode == 0
+        assert keeper.out.line().strip() == "after"
+        result = godwit("kick", "keeper", "--drop-session", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"removed keeper\n")
+        assert keeper.wait() == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ([""], "the name of the client is empty"),
+        (["anna", "a/b", "--keep-session"], "--keep-session is for a whole client"),
         (["unknown"], "the client 'unknown' does not exist; godwit clients lists the names"),
         (["unknown", "a#"], "a wildcard"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,16 +26,6 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "\u202eevil\u202c",
-    "[bold red]x[/]",
-    "'\"&amp;<b>",
-    "{{constructor}}",
-]
-"""Names that are allowed as levels of topics and as names of clients."""
-
 expect.set_options(timeout=PATIENCE_MS)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing (Debian: apt install chromium)")
 
@@ -48,6 +37,8 @@ class World:
         self.service = service
         self.server = server
         self.browser = browser
+        self.own = [server.url]
+        """Addresses of consoles."""
         self.requests: list[str] = []
         """Addresses that windows have requested."""
         self.errors: list[str] = []
@@ -70,7 +61,7 @@ class World:
         page.on("console", lambda message: self.errors.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
         page.on("dialog", lambda dialog: self.errors.append(f"a script ran: {dialog.message}"))
-        await page.goto(f"{self.server.url}{path}")
+        await page.goto(path if path == "about:blank" else f"{self.server.url}{path}")
         return page
 
 
@@ -102,7 +93,8 @@ async def console_world(
         stack.push_async_callback(browser.close)
         world = World(service, server, browser)
         yield world
-        outside = [url for url in world.requests if not url.startswith((server.url, server.url.replace("http", "ws")))]
+        own = (*world.own, *(url.replace("http", "ws") for url in world.own), "about:blank")
+        outside = [url for url in world.requests if not url.startswith(own)]
         assert outside == [], "a request left the host"
         serious = [
             text for text in world.errors if not text.startswith(("log:", "info:")) and "status of 4" not in text
@@ -120,9 +112,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait until a condition is true."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(patience_s):
         while True:
             found = condition()
             if found if isinstance(found, bool) else await found:
@@ -130,12 +122,12 @@ async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -
             await asyncio.sleep(0.05)
 
 
+async def go(page: Page, name: str) -> None:
+    """Open a page by its link."""
+    await page.get_by_role("navigation").get_by_role("link", name=name).click()
+    await expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+
+
 def client_of(world: World, name: str | None = None, **options: Any) -> godwit.Connecting:
     """Connect another client to the broker."""
     return godwit.connect(world.address, name=name, timeout_s=PATIENCE_S, **options)
-
-
-def shots_folder() -> Path | None:
-    """Return where pictures of the pages are stored, if the environment names a folder."""
-    folder = os.environ.get("GODWIT_CONSOLE_SHOTS")
-    return Path(folder) if folder else None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from playwright.async_api import Page, expect
 from tests.console.browser import (
-    HOSTILE,
     PATIENCE_MS,
     World,
     client_of,
     console_world,
+    go,
     needs_chromium,
     run,
     until,
@@ -23,14 +23,9 @@ from tests.pipeline.lakes import lake_of_0_5_0
 import godwit
 from godwit.broker.access import Access, Rule
 from godwit.errors import KickedError
+from godwit.pipeline.datasets import readings
 
 pytestmark = needs_chromium
-
-
-async def go(page: Page, name: str) -> None:
-    """Open a page by its link."""
-    await page.get_by_role("navigation").get_by_role("link", name=name).click()
-    await expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
 def test_a_message_is_published_and_seen(tmp_path: Path) -> None:
@@ -83,52 +78,6 @@ def test_a_message_is_published_and_seen(tmp_path: Path) -> None:
             await expect(form.get_by_role("status")).to_contain_text("This is not hexadecimal")
 
     run(scenario)
-
-
-def test_hostile_names_and_payloads_are_texts(tmp_path: Path) -> None:
-    payloads = [
-        *(text.encode() for text in HOSTILE),
-        b"\x1b[31mred\x1b[0m\x07",
-        b"\xff\xfe invalid \xc3\x28",
-        json.dumps({"big": ["x" * 100] * 10_000}).encode(),
-        "\u200bzero\u2066width".encode(),
-    ]
-
-    async def scenario() -> None:
-        async with (
-            console_world(tmp_path / "data") as world,
-            client_of(world, HOSTILE[0]) as client,
-            client.subscribe(f"x/{HOSTILE[1]}"),
-        ):
-            page = await world.open("/#/topics?filter=%23")
-            await expect(page.get_by_text("Waiting for messages")).to_be_visible()
-            await until(lambda: _subscribers(client, "#"))
-            for number, payload in enumerate(payloads):
-                await client.publish(f"x/{HOSTILE[number % len(HOSTILE)]}", payload, retain=True)
-            tail = page.get_by_role("list", name="Messages")
-            await expect(tail.get_by_role("button")).to_have_count(len(payloads))
-            for text in HOSTILE:
-                seen = text.replace("\u202e", "202E").replace("\u202c", "202C")
-                await expect(tail).to_contain_text(f"x/{seen}")
-            await expect(tail).to_contain_text("001B[31mred")
-            await expect(tail).to_contain_text("ff fe 20 69")
-            await page.get_by_label("Search topics").fill("script")
-            await expect(page.get_by_role("grid", name="Topics")).to_contain_text("x/<script>alert(1)</script>")
-            await tail.get_by_role("button").filter(has_text='{"big"').click()
-            dialog = page.get_by_role("dialog")
-            await dialog.get_by_role("button", name="JSON").click()
-            await expect(dialog).to_contain_text("The beginning is shown.")
-            await page.keyboard.press("Escape")
-            await go(page, "Clients")
-            await page.get_by_role("row", name=HOSTILE[0] + " ").first.click()  # subscriptions of others have it, too
-            await expect(page.get_by_role("dialog")).to_contain_text(f"x/{HOSTILE[1]}")
-            assert await page.locator("script:not([src]), img[onerror], b:has-text('x')").count() == 0
-
-    run(scenario)
-
-
-async def _subscribers(client: godwit.AsyncClient, filter: str) -> bool:
-    return any([filter] in one.subscriptions for one in await client.clients())
 
 
 def test_a_client_is_kicked(tmp_path: Path) -> None:
@@ -366,6 +315,58 @@ def test_everything_works_with_the_keyboard(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_clients_jobs_and_the_log_work_with_the_keyboard(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world, client_of(world, "victim") as client:
+            await client.publish("home/a", b"before")
+            page = await world.open("/#/clients")
+            keys = page.keyboard
+            grid = page.get_by_role("grid", name="Clients")
+            await expect(grid).to_contain_text("victim")
+            await press_until(page, "Tab", page.get_by_label("Search clients"))
+            await keys.type("victim")
+            await expect(grid.get_by_role("row")).to_have_count(2)
+            await press_until(page, "Tab", grid)
+            await keys.press("ArrowDown")
+            await keys.press("Enter")
+            await press_until(page, "Tab", page.get_by_role("button", name="Kick client"))
+            await keys.press("Enter")
+            await press_until(page, "Tab", page.get_by_role("button", name="Keep"))
+            await keys.press("Enter")
+            await expect(page.get_by_role("button", name="Kick client")).to_be_focused()
+            await keys.press("Enter")
+            confirm = page.get_by_role("dialog", name="Kick this client?")
+            await press_until(page, "Tab", confirm.get_by_role("button", name="Kick client"))
+            await keys.press("Enter")
+            await until(lambda: client.state == "closed")
+            await expect(page.get_by_role("dialog")).to_have_count(0)
+
+            await press_until(page, "Shift+Tab", page.get_by_role("link", name="Jobs"))
+            await keys.press("Enter")
+            form = page.get_by_role("form", name="Submit a job")
+            await press_until(page, "Tab", form.get_by_label("Kind"))
+            await keys.type("resize")
+            await keys.press("Enter")
+            dialog = page.get_by_role("dialog")
+            await expect(dialog.locator(".job-state")).to_have_text("waiting")
+            await press_until(page, "Tab", dialog.get_by_role("button", name="Cancel job"))
+            await keys.press("Enter")
+            confirm = page.get_by_role("dialog", name="Cancel this job?")
+            await press_until(page, "Tab", confirm.get_by_role("button", name="Cancel job"))
+            await keys.press("Enter")
+            await expect(dialog.locator(".job-state")).to_have_text("cancelled")
+            await keys.press("Escape")
+            await expect(dialog).to_have_count(0)
+
+            await press_until(page, "Shift+Tab", page.get_by_role("link", name="Log"))
+            await keys.press("Enter")
+            await press_until(page, "Tab", page.get_by_role("button", name="Replay"))
+            await keys.press("Enter")
+            await expect(page.get_by_role("list", name="Messages")).to_contain_text("before")
+
+    run(scenario)
+
+
 async def press_until(page: Page, key: str, target: object) -> None:
     """Press a key until the focus is there."""
     for _ in range(60):
@@ -406,6 +407,53 @@ async def restart(world: World, page: Page) -> None:
         await world.service.stop()
 
 
+@pytest.mark.java
+def test_the_quarantine_is_requeued(tmp_path: Path) -> None:
+    """One of two messages moves to silver and its windows after a change of the configuration."""
+    lake = lake_of_0_5_0(tmp_path)
+    before = lake.table(readings.QUARANTINE).arrow().to_pylist()
+    odd = {**before[0], "offset": 120, "payload": b'{"odd": 21.5}', "reason": "no quantity"}
+    lake.table(readings.QUARANTINE).append_arrow(pa.Table.from_pylist([odd], readings.QUARANTINE.schema), {"test": 1})
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data", lake=lake.address) as world:
+            page = await world.open("/#/pipeline")
+            quarantine = page.get_by_role("region", name="Quarantine", exact=True)
+            messages = quarantine.get_by_role("table", name="Messages in quarantine").get_by_role("row")
+            await expect(messages).to_have_count(1 + 3)
+            await expect(messages.filter(has_text="odd")).to_contain_text("no quantity")
+            outcome = quarantine.get_by_role("status")
+
+            async def requeue() -> None:
+                await quarantine.get_by_role("button", name="Requeue").click()
+                dialog = page.get_by_role("dialog", name="Decode the quarantine again?")
+                await dialog.get_by_role("button", name="Decode again").click()
+                await expect(dialog).to_have_count(0)
+
+            config = Path(lake.address) / "pipeline.toml"
+            config.write_text("[[pipeline.decoder]]\nfilter = 7\n")
+            await requeue()
+            await expect(outcome).to_contain_text("Decoding failed.")
+            await expect(outcome).to_contain_text("pipeline.toml")
+            config.write_text(
+                '[[pipeline.decoder]]\nfilter = "home/one"\ndecoder = "json"\nfields = {odd = "temperature"}\n'
+            )
+            await requeue()
+            await expect(quarantine.get_by_role("button", name="Requeue")).to_be_disabled()
+            await expect(outcome).to_contain_text("Decoding the quarantine again")
+            text = "The quarantine was decoded again. 1 message left quarantine, 2 remain"
+            await expect(outcome).to_contain_text(text, timeout=4 * PATIENCE_MS)  # it starts Spark
+            await expect(quarantine.get_by_role("button", name="Requeue")).to_be_enabled()
+            await expect(messages).to_have_count(1 + 2)
+            tables = page.get_by_role("region", name="Tables").get_by_role("row")
+            await expect(tables.filter(has_text="silver/readings")).to_contain_text("119")
+
+    run(scenario)
+    (found,) = [row for row in lake.table(readings.SPEC).arrow().to_pylist() if row["offset"] == 120]
+    assert (found["quantity"], found["value"]) == ("temperature", 21.5)
+    assert lake.table(readings.QUARANTINE).arrow().to_pylist() == before
+
+
 def test_the_tables_and_the_quarantine_of_a_lake(tmp_path: Path) -> None:
     async def scenario() -> None:
         lake = lake_of_0_5_0(tmp_path)
@@ -416,7 +464,7 @@ def test_the_tables_and_the_quarantine_of_a_lake(tmp_path: Path) -> None:
             await expect(tables.filter(has_text="silver/readings")).to_contain_text("118")
             await expect(page.get_by_text("The lag is unknown")).to_be_visible()  # this broker has no archive
             await expect(page.get_by_role("img", name="home/one")).to_be_visible()
-            quarantine = page.get_by_role("region", name="Quarantine")
+            quarantine = page.get_by_role("region", name="Quarantine", exact=True)
             reasons = quarantine.get_by_role("table", name="Quarantine by reason").get_by_role("button")
             await expect(reasons).not_to_have_count(0)
             messages = quarantine.get_by_role("table", name="Messages in quarantine").get_by_role("row")

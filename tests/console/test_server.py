@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,72 @@ def test_requests_of_other_sites_are_refused() -> None:
                 await socket.send_str("not the token")
                 message = await socket.receive(timeout=PATIENCE_S)
                 assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 4403)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[::1].evil", ""])
+def test_names_that_lead_here_by_the_domain_name_system_are_refused(host: str) -> None:
+    """A page of a site whose name was bound to this machine has the console's own origin, in the eyes of a browser."""
+
+    async def scenario() -> None:
+        async with serving() as (server, browser):
+            port = server.url.rpartition(":")[2]
+            headers = {"Host": f"{host}:{port}"}
+            async with browser.get("/api/session", headers=headers) as reply:
+                assert reply.status in (400, 421)
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await browser.ws_connect("/ws", origin=f"http://{host}:{port}", headers=headers)
+            assert refused.value.status in (400, 421)
+
+    run(scenario)
+
+
+def test_names_of_a_proxy_and_of_this_machine_are_served() -> None:
+    async def scenario() -> None:
+        async with Service(Configuration(listen=["127.0.0.1:0"])) as service:
+            server = ConsoleServer(service.urls[0], host_names=["Console.Example"])
+            await server.start("127.0.0.1", 0)
+            jar = aiohttp.CookieJar(unsafe=True)
+            try:
+                async with aiohttp.ClientSession(server.url, cookie_jar=jar) as browser:
+                    for host in ("console.example", "localhost:1", "127.0.0.1", "[::1]:2", "a.localhost"):
+                        async with browser.ws_connect("/ws", origin=f"http://{host}", headers={"Host": host}) as socket:
+                            await socket.send_str("not the token")
+                            assert (await socket.receive(timeout=PATIENCE_S)).data == 4403
+                        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                            await browser.ws_connect("/ws", origin="http://127.0.0.2", headers={"Host": host})
+                        assert refused.value.status == 403
+            finally:
+                await server.stop()
+
+    run(scenario)
+
+
+def test_connections_of_windows_without_a_login_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.console.link.MAX_READERS", 3)
+
+    async def scenario() -> None:
+        async with serving() as (server, browser), godwit.connect(server._broker) as client:
+            await client.publish("home/a", b"1", retain=True)
+            await session_of(browser, "none")
+            before = len(await client.clients())
+            async with window(server, browser) as last:
+                async with AsyncExitStack() as windows:
+                    for number in range(3):
+                        request = await windows.enter_async_context(window(server, browser))
+                        assert "is" in await request("tail", filters=["home/a"], tail=1)
+                        while len(await client.clients()) < before + number + 1:
+                            await asyncio.sleep(0.05)
+                    reply = await last("topic", topic="home/a")
+                    assert reply["error"] == (
+                        "3 views of messages are open in windows without a login: close some of these windows"
+                    )
+                    assert len(await client.clients()) == before + 3
+                async with asyncio.timeout(PATIENCE_S):
+                    while "is" not in (reply := await last("topic", topic="home/a")):
+                        await asyncio.sleep(0.05)
+                assert reply["is"]["retained"]["text"] == "1"
 
     run(scenario)
 

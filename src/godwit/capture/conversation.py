@@ -2,6 +2,9 @@
 
 A packet carries the connection id of its receiver, so all packets with one id are a *direction*. The two directions of
 a connection are known from the ACCEPT of its handshake; without it, from the addresses.
+
+A recording on the machine of the sender or the receiver may have trains: packets of a connection in one datagram, which
+its network card would cut or has joined (GSO, GRO). They are reported on one by one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ LOST_BEHIND: Final = 3
 """A packet without an acknowledgement counts as lost if one that is newer by this much has one (RFC 9002)."""
 MAX_JOINED_BYTES: Final = 64 * 1024 * 1024
 """Of unfinished records together. Further fragments are shown, and not joined."""
+MAX_CANDIDATES: Final = 8
+"""Places where the second packet of a train may begin: payloads may have connection ids, too."""
 IN_BAND: Final = 0xFF
 SMALLEST_SEALED_BYTES: Final = wire.HEADER.size + 1 + 16
 """Of a sealed packet: a header, a byte of frames and a tag."""
@@ -308,9 +313,42 @@ def _kind_of(plain: Any) -> str:
     return kind if isinstance(kind, str) else "unknown"
 
 
+def first_packet_bytes(data: bytes) -> int:
+    """Return the size of the first packet of a datagram: less than the datagram's if it is a train.
+
+    Another packet of the connection follows a packet of a train. One with a checksum ends with it; a sealed one is
+    followed by one with the next number.
+    """
+    if len(data) < 2 * wire.SMALLEST_PACKET_BYTES:
+        return len(data)
+    _, _, number = wire.HEADER.unpack_from(data)
+    is_sealed = data[:1] in _SEALED
+    found = wire.SMALLEST_PACKET_BYTES
+    for _ in range(MAX_CANDIDATES):
+        found = data.find(data[1:9], found + 1)
+        at = found - 1
+        if found == -1 or len(data) - at < wire.SMALLEST_PACKET_BYTES:
+            break
+        kind, _, following = wire.HEADER.unpack_from(data, at)
+        if is_sealed:
+            if bytes([kind]) in _SEALED and following == (number + 1) & 0xFFFFFFFF:
+                return at
+        elif kind == wire.FIRST_BYTE:
+            with suppress(DecodeError):
+                wire.check_packet(data[:at])
+                return at
+    return len(data)
+
+
 def read_reports(datagrams: Iterable[CapturedDatagram]) -> list[PacketReport]:
-    """Return the reports on all datagrams of a capture."""
+    """Return the reports on all packets of a capture."""
     reader = CaptureReader()
     for datagram in datagrams:
-        reader.add(datagram)
+        data = datagram.data
+        size = len(data) if datagram.length else first_packet_bytes(data)
+        if size == len(data):
+            reader.add(datagram)
+            continue
+        for at in range(0, len(data), size):
+            reader.add(datagram._replace(data=data[at : at + size]))
     return reader.finish()

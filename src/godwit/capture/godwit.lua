@@ -5,6 +5,9 @@
 -- records per connection and channel; requests are linked with their replies, and fragments with earlier copies.
 -- Sealed packets have no checksum: they are recognised after the handshake of their connection. They show their header,
 -- and with a key log (the preference key_log) their frames.
+--
+-- A recording on the machine of the sender or the receiver may have trains: packets of a connection in one datagram,
+-- which its network card would cut or has joined (GSO, GRO). They are shown one by one.
 
 local godwit = Proto("godwit", "Godwit")
 
@@ -15,6 +18,8 @@ local SMALLEST_PACKET = 18
 local HEADER_BYTES = 13
 local TAG_BYTES = 16 -- at the end of a sealed packet, in place of the checksum
 local INTACT = 0x48674BC7
+local MAX_TRAIN = 1024 -- packets in one datagram
+local MAX_CANDIDATES = 8 -- places where the second packet of a train may begin: payloads may have connection ids, too
 
 -- Lua 5.2 has no operators for bits, and 5.4 no library: Wireshark's own is there in most versions.
 local bits = bit or bit32
@@ -215,7 +220,8 @@ godwit.prefs.ports = Pref.range("UDP ports", "50000", "Ports of brokers", 65535)
 
 local directions -- by connection id of the receiver, as text
 local pairs_by_address -- two directions by the addresses of both sides
-local facts -- what the first pass has found, by frame number
+local facts -- what the first pass has found, by frame number and place in the train
+local place_in_train = 0
 local held_bytes
 local secrets -- of the key log; nil before it is read
 
@@ -1180,10 +1186,11 @@ end
 
 -- Returns what the first pass has found about a packet, and whether this is a later pass.
 local function fact_of(tvb, pinfo, is_numbered)
-  local fact = facts[pinfo.number]
+  local key = pinfo.number * MAX_TRAIN + place_in_train
+  local fact = facts[key]
   if fact then return fact, true end
   fact = { data = {}, direction = direction_of(tvb(1, 8):bytes():tohex(), pinfo) }
-  facts[pinfo.number] = fact
+  facts[key] = fact
   if is_numbered then track_number(fact.direction, tvb(9, 4):uint(), fact, pinfo.number) end
   return fact, false
 end
@@ -1228,7 +1235,7 @@ local function show_sealed(tvb, pinfo, tree)
   local length = tvb:len()
   if length <= HEADER_BYTES + TAG_BYTES then
     tree:add_proto_expert_info(experts.malformed, "the packet is cut short")
-    return
+    return "cut short"
   end
   tree:add(fields["encrypted"], tvb(HEADER_BYTES, length - HEADER_BYTES - TAG_BYTES))
   tree:add(fields["tag"], tvb(length - TAG_BYTES, TAG_BYTES))
@@ -1240,13 +1247,11 @@ local function show_sealed(tvb, pinfo, tree)
     tree:add(fields["opened"], true):set_generated()
     words = " " .. show_frames(ByteArray.new(fact.frames, true):tvb("Frames"), 0, tree, fact, visited, pinfo)
   end
-  pinfo.cols.info = string.format("%d: sealed, %d bytes%s", tvb(9, 4):uint(), length, words)
+  return string.format("%d: sealed, %d bytes%s", tvb(9, 4):uint(), length, words)
 end
 
-function godwit.dissector(tvb, pinfo, root)
+local function show_packet(tvb, pinfo, root)
   local length = tvb:len()
-  if length < SMALLEST_PACKET then return 0 end
-  pinfo.cols.protocol = "Godwit"
   local first = tvb(0, 1):uint()
   local is_sealed = first == 0x11 or first == 0x13
   local tree = root:add(godwit, tvb())
@@ -1258,21 +1263,18 @@ function godwit.dissector(tvb, pinfo, root)
   tree:add(fields["number"], tvb(9, 4))
   tree:add(fields["length"], tvb(), length):set_generated()
   if is_sealed then
-    show_sealed(tvb, pinfo, tree)
-    return length
+    return show_sealed(tvb, pinfo, tree)
   end
   local is_intact = crc32c(tvb(0, length):raw()) == INTACT
   local checksum = tree:add_le(fields["checksum"], tvb(length - 4, 4))
   tree:add(fields["checksum_status"], tvb(length - 4, 4), is_intact and "good" or "bad"):set_generated()
   if not is_intact then
     checksum:add_proto_expert_info(experts.checksum)
-    pinfo.cols.info = "bad checksum"
-    return length
+    return "bad checksum"
   end
   if first ~= 0x10 then
     tree:add_proto_expert_info(experts.version)
-    pinfo.cols.info = "version " .. math.floor(first / 16)
-    return length
+    return "version " .. math.floor(first / 16)
   end
 
   local kind = tvb(HEADER_BYTES, 1):uint()
@@ -1280,9 +1282,44 @@ function godwit.dissector(tvb, pinfo, root)
   local fact, visited = fact_of(tvb, pinfo, not is_handshake)
   show_fact(tree, fact)
   local words = show_frames(tvb(0, length - 4):tvb(), HEADER_BYTES, tree, fact, visited, pinfo)
-  pinfo.cols.info = string.format("%d: %s", tvb(9, 4):uint(), words)
+  return string.format("%d: %s", tvb(9, 4):uint(), words)
+end
+
+-- Returns the size of the first packet: less than the datagram's if another packet of the connection follows. A packet
+-- with a checksum ends with it. A sealed one is followed by one with the next number.
+local function first_packet_bytes(tvb)
+  local data = tvb(0):raw()
+  local connection_id, is_sealed = data:sub(2, 9), data:byte(1) ~= 0x10
+  local at = SMALLEST_PACKET + 2
+  for _ = 1, MAX_CANDIDATES do
+    local found = data:find(connection_id, at, true)
+    if not found or #data - found + 2 < SMALLEST_PACKET then break end
+    local length = found - 2
+    local kind = data:byte(length + 1)
+    if is_sealed and (kind == 0x11 or kind == 0x13) then
+      if (word_of(data, 10) + 1) % 4294967296 == word_of(data, length + 10) then return length end
+    elseif not is_sealed and kind == 0x10 and crc32c(data:sub(1, length)) == INTACT then
+      return length
+    end
+    at = found + 1
+  end
+  return #data
+end
+
+function godwit.dissector(tvb, pinfo, root)
+  local length = tvb:len()
+  if length < SMALLEST_PACKET then return 0 end
+  pinfo.cols.protocol = "Godwit"
+  local size, texts = first_packet_bytes(tvb), {}
+  for at = 0, math.min(length, size * MAX_TRAIN) - SMALLEST_PACKET, size do
+    place_in_train = #texts
+    texts[#texts + 1] = show_packet(tvb(at, math.min(size, length - at)):tvb(), pinfo, root)
+  end
+  place_in_train = 0
+  pinfo.cols.info = table.concat(texts, " | ")
   return length
 end
+
 
 local function is_godwit(tvb, pinfo, root)
   local length = tvb:len()
@@ -1290,7 +1327,7 @@ local function is_godwit(tvb, pinfo, root)
   local first = tvb(0, 1):uint()
   if first == 0x11 or first == 0x13 then
     if not directions[tvb(1, 8):bytes():tohex()] then return false end
-  elseif first ~= 0x10 or crc32c(tvb(0, length):raw()) ~= INTACT then
+  elseif first ~= 0x10 or crc32c(tvb(0, first_packet_bytes(tvb)):raw()) ~= INTACT then
     return false
   end
   pinfo.conversation = godwit

@@ -224,28 +224,41 @@ def kick(
         ),
     ] = None,
     reason: Annotated[str, typer.Option(help="Text that the removed client receives.")] = "",
+    keep_session: Annotated[
+        bool,
+        typer.Option(
+            "--keep-session/--drop-session",
+            help="Only close the connection: the client keeps its session, and reconnects by itself if it is a program "
+            "that does. Or delete the session, with its subscriptions and positions.",
+        ),
+    ] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
     arq: ArqOption = None,
     timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """Remove a client, or with FILTER its subscription to exactly these filters. The client receives the reason."""
+    """Remove a client with its session, or with FILTER its subscription to exactly these filters.
+
+    The client receives the reason.
+    """
     from godwit.broker.topics import check_filter
 
     if not client:
         raise UsageError("the name of the client is empty; godwit clients lists the names")
     wanted = filters or []
+    if wanted and keep_session:
+        raise UsageError("--keep-session is for a whole client; leave out the filters, or the option")
     for filter in wanted:
         check_filter(filter)
     target = Target.of(broker, name, secret_file, timeout, arq)
     try:
-        ask(target, lambda connection: connection.kick(client, *wanted, reason=reason))
+        ask(target, lambda connection: connection.kick(client, *wanted, reason=reason, keep_session=keep_session))
     except BrokerError as error:
         if error.code not in (Code.NO_SUCH_CLIENT, Code.NOT_SUBSCRIBED):
             raise
         raise BrokerError(error.code, not_there_text(error.code, client, wanted)) from None
-    typer.echo(kicked_text(client, wanted))
+    typer.echo(f"disconnected {safe(client)}, its session is kept" if keep_session else kicked_text(client, wanted))
 
 
 def not_there_text(code: int, client: str, filters: list[str]) -> str:

@@ -19,6 +19,7 @@ from godwit.errors import ConfigurationError, GodwitError, UsageError
 from godwit.install import pip_command
 
 if TYPE_CHECKING:
+    from godwit.console.server import ConsoleServer
     from godwit.net.broker_archive import Notices
     from godwit.net.cluster_service import ClusterService
     from godwit.net.service import Service
@@ -54,6 +55,15 @@ def console(
         str | None,
         typer.Option("--lake", metavar="DIR", help="Location of the pipeline's tables, for the page about them."),
     ] = None,
+    pipeline_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--pipeline-config",
+            metavar="FILE",
+            help="Configuration of the pipeline, for requeuing its quarantine.",
+            show_default="pipeline.toml in the lake, if there is one",
+        ),
+    ] = None,
     host_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +90,7 @@ def console(
         raise GodwitError(missing)
     from godwit.net import loop
     from godwit.net.address import parse_broker
-    from godwit.net.service import is_local
+    from godwit.net.broker_archive import is_local
 
     host, port = parse_broker(listen, default_port=CONSOLE_PORT)
     if (certificate is None) != (key is None):
@@ -94,7 +104,13 @@ def console(
         )
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
-    loop.run(_serve(broker, host, port, lake, host_name or [], tls, end_with_input=END_WITH_INPUT in os.environ))
+    if pipeline_config is not None and lake is None:
+        raise UsageError("--pipeline-config needs --lake, the location of the pipeline's tables")
+    from godwit.console.server import ConsoleServer
+
+    config = None if pipeline_config is None else str(pipeline_config)
+    server = ConsoleServer(broker, lake=lake, pipeline_config=config, host_names=host_name or [])
+    loop.run(_serve(server, host, port, tls, end_with_input=END_WITH_INPUT in os.environ))
 
 
 class ConsoleTls:
@@ -129,7 +145,7 @@ class ConsoleTls:
 
 def run_console(service: Service | ClusterService, *, listen: str, notices: Notices) -> None:
     """Start the console of a broker as a process, which ends with the broker. Call it in the broker's event loop."""
-    from godwit.net.service import is_local
+    from godwit.net.broker_archive import is_local
 
     named, port, *_ = service.addresses[0]
     host = ANY_HOST.get(str(named), str(named))
@@ -144,7 +160,7 @@ def run_console(service: Service | ClusterService, *, listen: str, notices: Noti
     task.add_done_callback(_running.discard)
 
 
-async def _watch(command: list[str], service: Service, notices: Notices) -> None:
+async def _watch(command: list[str], service: Service | ClusterService, notices: Notices) -> None:
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -165,21 +181,9 @@ async def _watch(command: list[str], service: Service, notices: Notices) -> None
             process.terminate()
 
 
-async def _serve(
-    broker: str,
-    host: str,
-    port: int,
-    lake: str | None,
-    host_names: list[str],
-    tls: ConsoleTls | None,
-    *,
-    end_with_input: bool,
-) -> None:
-    from godwit.console.server import ConsoleServer
-
+async def _serve(server: ConsoleServer, host: str, port: int, tls: ConsoleTls | None, *, end_with_input: bool) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = ConsoleServer(broker, lake=lake, host_names=host_names)
     await server.start(host, port, tls=None if tls is None else tls.context)
     try:
         if sys.platform != "win32":

@@ -418,15 +418,12 @@ def run_requeue(spark: SparkOptions, lake_address: str, config: Path | None, *, 
     lake = open_lake(lake_address, must_exist=True)
     from godwit.pipeline.repair import expired_notices, requeue, requeue_all
 
-    with (
-        explained_errors(),
-        status_line("starting") as status,
-        session(spark, lake, status, purpose="godwit pipeline requeue") as found,
-    ):
-        rules = configured_rules(config, lake)
-        status.update("decoding all messages" if is_all else "decoding the quarantine")
-        first, second = (requeue_all if is_all else requeue)(found, lake, rules)
-        notices = expired_notices(lake, is_all=is_all)
+    with explained_errors(), status_line("starting") as status:
+        rules = configured_rules(config, lake)  # before Spark, whose start takes long
+        with session(spark, lake, status, purpose="godwit pipeline requeue") as found:
+            status.update("decoding all messages" if is_all else "decoding the quarantine")
+            first, second = (requeue_all if is_all else requeue)(found, lake, rules)
+            notices = expired_notices(lake, is_all=is_all)
     if is_all:
         typer.echo(f"{count(first, 'reading')}, {count(second, 'message')} in quarantine")
     else:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from aiohttp import WSMsgType, web
 
+from godwit.console.lake import ConsoleLake
 from godwit.console.link import BrokerLink
 from godwit.errors import GodwitError
 
@@ -50,7 +51,7 @@ class WindowRequest(msgspec.Struct, rename={"action": "do", "arguments": "with"}
 class BrowserConnection:
     """One window of a browser."""
 
-    def __init__(self, socket: web.WebSocketResponse, link: BrokerLink, *, lake: str | None) -> None:
+    def __init__(self, socket: web.WebSocketResponse, link: BrokerLink, *, lake: ConsoleLake | None) -> None:
         self._socket = socket
         self.link = link
         self.lake = lake

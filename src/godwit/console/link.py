@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -21,6 +20,8 @@ REQUEST_TIMEOUT_S: Final = 20.0
 BURST_S: Final = 0.25
 """A broker publishes its figures one after the other; a sample is taken this long after the first one."""
 PAUSE_S: Final = 2.0
+MAX_READERS: Final = 32
+"""Connections that windows without a login have for tails, values and single messages, all together."""
 
 Listener = Callable[[dict[str, Any]], None]
 """Called with an event for the browser."""
@@ -63,6 +64,12 @@ class BrokerLink:
         self._client: godwit.AsyncClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._readers = 0
+        self._figures_at = 0.0
+        """When the newest figure since the last sample was published, by the clock of the broker.
+
+        The first figures are retained: they are older than the connection.
+        """
         self.catalogue = TopicCatalogue(lambda: self.client.topics(timeout_s=REQUEST_TIMEOUT_S))
 
     @property
@@ -129,13 +136,24 @@ class BrokerLink:
 
         A client has one subscription for the same filters, but several windows may show the same topics. So a client
         with a name has a cursor of its own for each part, which ends with it. A client without a name has no cursors:
-        each part connects.
+        each part connects, up to MAX_READERS of them.
+
+        Raises:
+            GodwitError: There are too many, or the broker refused the connection.
         """
         if self.name is not None:
             yield LinkReader(self.client, f"console-{secrets.token_hex(8)}")
             return
-        async with godwit.connect(self.broker, timeout_s=LOGIN_TIMEOUT_S) as client:
-            yield LinkReader(client, None)
+        if self._readers >= MAX_READERS:
+            raise GodwitError(
+                f"{MAX_READERS} views of messages are open in windows without a login: close some of these windows"
+            )
+        self._readers += 1
+        try:
+            async with godwit.connect(self.broker, timeout_s=LOGIN_TIMEOUT_S) as client:
+                yield LinkReader(client, None)
+        finally:
+            self._readers -= 1
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the connection, for the browser."""
@@ -156,6 +174,7 @@ class BrokerLink:
                     self.figures_problem = ""
                     async for message in messages:
                         self.history.handle_figure(message.topic, message.payload)
+                        self._figures_at = max(self._figures_at, message.received_us / 1e6)
                         self._schedule_sample()
             except AccessError as error:
                 self.figures_problem = str(error)
@@ -172,7 +191,11 @@ class BrokerLink:
 
     def _take_sample(self) -> None:
         self._timer = None
-        sample = self.history.add_sample(time.time())
+        at, self._figures_at = self._figures_at, 0.0
+        samples = self.history.samples
+        if samples and 0 <= at - samples[-1].at < BURST_S:
+            return  # the rest of the figures of this sample: they count in the next one
+        sample = self.history.add_sample(at)
         self._emit({"on": "overview", "sample": msgspec.to_builtins(sample), **self.overview()})
 
     def overview(self) -> dict[str, Any]:

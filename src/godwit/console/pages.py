@@ -11,7 +11,16 @@ import msgspec
 from godwit.console.connection import BrowserConnection, PageRequestError
 from godwit.console.link import REQUEST_TIMEOUT_S
 from godwit.console.pipeline import PipelineQuery, RequeueQuery, pipeline, requeue
-from godwit.console.tail import BUSY_RATE, MAX_WATCHED, Tail, ValueWatch, first_message, payload_detail, payload_form
+from godwit.console.tail import (
+    BUSY_RATE,
+    MAX_WATCHED,
+    Tail,
+    ValueWatch,
+    first_message,
+    message_properties,
+    payload_detail,
+    payload_form,
+)
 
 MAX_OPEN: Final = 1_000
 MAX_TOPIC_LETTERS: Final = 2_000
@@ -118,10 +127,11 @@ class PayloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def payload(browser: BrowserConnection, query: PayloadQuery) -> Any:
     part = browser.parts.get("tail")
-    found = part.payload(query.message) if isinstance(part, Tail) else None
+    found = part.message(query.message) if isinstance(part, Tail) else None
     if found is None:
         raise PageRequestError("This message is no longer in memory: only the last 500 are.")
-    return await asyncio.get_running_loop().run_in_executor(None, payload_detail, found, query.form)
+    detail = await asyncio.get_running_loop().run_in_executor(None, payload_detail, found.payload, query.form)
+    return {**detail, "properties": message_properties(found)}
 
 
 class PublishQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The requests of the page about the pipeline. The tables are read in a thread; `requeue` runs as a process.
+"""The requests of the page about the pipeline. The tables are read in a thread.
 
 Access rules of the broker do not cover the lake. Its page needs the right to kick, as the other pages for operators do.
 """
@@ -6,7 +6,6 @@ Access rules of the broker do not cover the lake. Its page needs the right to ki
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import asdict
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from godwit.console.connection import BrowserConnection, PageRequestError
+from godwit.console.lake import ConsoleLake
 from godwit.console.tail import payload_form
 
 MAX_BATCHES: Final = 12
@@ -35,10 +35,6 @@ class RequeueQuery(msgspec.Struct, forbid_unknown_fields=True):
     """A request without arguments."""
 
 
-_requeue: asyncio.subprocess.Process | None = None
-_output = ""
-
-
 async def pipeline(browser: BrowserConnection, query: PipelineQuery) -> Any:
     """Return a part of the page."""
     lake = _lake_of(browser)
@@ -46,53 +42,29 @@ async def pipeline(browser: BrowserConnection, query: PipelineQuery) -> Any:
     if query.part == "status":
 
         async def read() -> Any:
-            return await asyncio.to_thread(_status, lake, broker)
+            return await asyncio.to_thread(_status, lake.address, broker)
 
         found = await browser.cached("pipeline", read)
-        return {**found, "requeue": requeue_state()}
+        return {**found, "requeue": lake.requeue_state()}
     if query.part == "charts":
-        return await browser.cached("charts", lambda: asyncio.to_thread(_charts, lake))
+        return await browser.cached("charts", lambda: asyncio.to_thread(_charts, lake.address))
     if query.part == "quarantine":
         return await browser.cached(
-            f"quarantine {query.reason}", lambda: asyncio.to_thread(_quarantine, lake, query.reason)
+            f"quarantine {query.reason}", lambda: asyncio.to_thread(_quarantine, lake.address, query.reason)
         )
     raise PageRequestError("The console does not know this part of the page.")
 
 
 async def requeue(browser: BrowserConnection, _: RequeueQuery) -> Any:
     """Begin to decode the quarantine again."""
-    global _requeue, _output  # noqa: PLW0603 - one console has one lake, which one process at a time may change
     lake = _lake_of(browser)
-    if _requeue is not None and _requeue.returncode is None:
+    if lake.is_requeuing:
         raise PageRequestError("The quarantine is being decoded already.")
-    _output = ""
-    _requeue = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "godwit", "pipeline", "requeue", "--lake", lake),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    asyncio.get_running_loop().create_task(_read_output(_requeue))
-    return requeue_state()
+    lake.start_requeue()
+    return lake.requeue_state()
 
 
-async def _read_output(process: asyncio.subprocess.Process) -> None:
-    global _output  # noqa: PLW0603
-    assert process.stdout is not None
-    async for line in process.stdout:
-        _output = (_output + line.decode("utf-8", "replace"))[-4_000:]
-    await process.wait()
-
-
-def requeue_state() -> dict[str, Any]:
-    """Return whether the quarantine is being decoded, and the last output of that."""
-    if _requeue is None:
-        return {"state": "none", "output": ""}
-    code = _requeue.returncode
-    return {"state": "running" if code is None else "done" if code == 0 else "failed", "output": _output}
-
-
-def _lake_of(browser: BrowserConnection) -> str:
+def _lake_of(browser: BrowserConnection) -> ConsoleLake:
     if browser.lake is None:
         raise PageRequestError("This console knows no tables: start it with --lake DIR.")
     if not browser.link.is_operator:

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 import ssl
 import time
@@ -26,6 +27,7 @@ import msgspec
 from aiohttp import web
 
 from godwit.console.connection import MAX_REQUEST_BYTES, BrowserConnection
+from godwit.console.lake import ConsoleLake
 from godwit.console.link import BrokerLink
 from godwit.console.logins import COOKIE, LoginLimiter, LoginSessions
 from godwit.console.pages import REQUESTS
@@ -45,6 +47,8 @@ TYPES: Final = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:[0-9]{1,5})?")
+"""A Host header: a name or an address, and perhaps a port."""
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -75,17 +79,25 @@ class LoginForm(msgspec.Struct, forbid_unknown_fields=True):
 class ConsoleServer:
     """The console of one broker, in the running event loop."""
 
-    def __init__(self, broker: str, *, lake: str | None = None, host_names: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        broker: str,
+        *,
+        lake: str | None = None,
+        pipeline_config: str | None = None,
+        host_names: Collection[str] = (),
+    ) -> None:
         """Make a console.
 
         Args:
             broker: The address of the broker.
             lake: The location of the tables of the pipeline; without it the console has no page about them.
+            pipeline_config: The configuration of the pipeline; None for pipeline.toml in the lake.
             host_names: Further names under which browsers may open it, for example of a proxy in front of it.
         """
         self.url = ""
         self._broker = broker
-        self._lake = lake
+        self._lake = None if lake is None else ConsoleLake(lake, pipeline_config)
         self._host_names = {name.casefold() for name in host_names} | {"localhost", socket.gethostname().casefold()}
         self._sessions = LoginSessions()
         self._limiter = LoginLimiter()
@@ -144,6 +156,8 @@ class ConsoleServer:
         for link in {self._anonymous, *self._sessions.links()}:
             await link.close()
         await asyncio.gather(*self._closing)
+        if self._lake is not None:
+            await self._lake.stop()
 
     # -- protection ---------------------------------------------------------------------------------------------------
 
@@ -169,10 +183,10 @@ class ConsoleServer:
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header names this machine. An IP address always does: no one can redirect it."""
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").casefold()
-        except ValueError:
+        match = HOST.fullmatch(host.casefold())
+        if match is None:
             return False
+        name = match[1].strip("[]")
         if name in self._host_names or name.endswith(".localhost"):
             return True
         try:

@@ -25,10 +25,11 @@ MAX_BURST: Final = 500
 FLUSH_S: Final = 0.25
 FLUSH_MESSAGES: Final = 100
 KEPT_MESSAGES: Final = 500
-"""Messages of which the whole payload can be requested."""
+"""Messages that can be requested as a whole."""
 KEPT_BYTES: Final = 16 * 1024 * 1024
 PREVIEW_BYTES: Final = 2_000
 DETAIL_BYTES: Final = 256 * 1024
+MAX_HEADERS: Final = 100
 MAX_WATCHED: Final = 60
 BUSY_RATE: Final = 200.0
 """Topics with more messages per second have no last value in the tree."""
@@ -65,6 +66,18 @@ def payload_detail(payload: bytes, form: str) -> dict[str, Any]:
     return payload_form(payload, DETAIL_BYTES)
 
 
+def message_properties(message: godwit.Message) -> dict[str, Any]:
+    """Return what the publisher attached to a message."""
+    headers = list(message.headers.pairs)
+    return {
+        "content_type": message.content_type,
+        "reply_to": message.reply_to,
+        "expires_us": message.expires_us,
+        "headers": headers[:MAX_HEADERS],
+        "header_count": len(headers),
+    }
+
+
 class Tail:
     """A subscription whose messages go to a browser."""
 
@@ -84,7 +97,7 @@ class Tail:
         self._send = send
         self._number = number
         self._ids = 0
-        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept: deque[tuple[int, godwit.Message]] = deque()
         self._kept_bytes = 0
         self._waiting: deque[dict[str, Any]] = deque()
         self._has_room = asyncio.Event()
@@ -98,9 +111,9 @@ class Tail:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def payload(self, number: int) -> bytes | None:
-        """Return the payload of one of the last messages."""
-        return next((payload for known, payload in self._kept if known == number), None)
+    def message(self, number: int) -> godwit.Message | None:
+        """Return one of the last messages."""
+        return next((message for known, message in self._kept if known == number), None)
 
     async def _run(self) -> None:
         try:
@@ -139,10 +152,10 @@ class Tail:
 
     def _add(self, message: godwit.Message) -> None:
         self._ids += 1
-        self._kept.append((self._ids, message.payload))
+        self._kept.append((self._ids, message))
         self._kept_bytes += len(message.payload)
         while len(self._kept) > KEPT_MESSAGES or (self._kept_bytes > KEPT_BYTES and len(self._kept) > 1):
-            self._kept_bytes -= len(self._kept.popleft()[1])
+            self._kept_bytes -= len(self._kept.popleft()[1].payload)
         self._waiting.append(
             {
                 "id": self._ids,

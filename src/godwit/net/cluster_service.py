@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,8 @@ from godwit.net.cluster_member import ClusterMember, MemberStatus, NewEngine, Re
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import RESET_KEY_BYTES, open_folder
 from godwit.net.engine_server import EngineServer
+from godwit.net.private_files import protect_files, protect_folder
+from godwit.net.security import BrokerSecurity
 from godwit.net.service import Service, check_configuration, listener_reset_key, open_sockets
 from godwit.net.udp import UdpSocket
 from godwit.server.cluster_configuration import ClusterSection
@@ -128,6 +130,9 @@ class ClusterService:
         """Why this node must not continue, once that is so."""
         self.service: Service | None = None
         """The broker, while this node is active."""
+        self.security = BrokerSecurity(configuration.security, configuration.data)
+        self.on_reload: Callable[[], None] = lambda: None
+        """Called after the configuration was read again."""
         self._notices = notices
         self._wall_clock_us = wall_clock_us
         self._member: ClusterMember
@@ -165,12 +170,14 @@ class ClusterService:
             UsageError: The configuration is invalid.
             SocketError: The system refused a socket.
             StorageError: The log cannot be opened.
+            ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
         """
         configuration, section = self.configuration, self.configuration.cluster
         assert section is not None
         check_configuration(configuration)
         if configuration.data is None:
             raise UsageError("a node of a cluster has its log on disk: give data under [log], or --data")
+        self._warn([*protect_files(configuration.private_files), *protect_folder(configuration.data)])
         new_engine = nats_engine(section)
         sockets = await open_sockets(configuration.listen)
         self.addresses = [udp.local_address for udp in sockets]
@@ -362,10 +369,13 @@ class ClusterService:
         """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
         if self.service is not None:
             self.service.try_reload(load)
+            self.configuration = self.service.configuration
+            self.on_reload()
             return
         try:
             configuration = load()
             check_configuration(configuration)
+            self._warn(protect_files(configuration.private_files))
         except (GodwitError, OSError) as error:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
             return
@@ -375,6 +385,11 @@ class ClusterService:
         )
         self._archive.run(self.configuration, self.addresses)
         self._notices.write("reloaded", "the configuration was read again", {})
+        self.on_reload()
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._notices.write("warning", text, {})
 
     def _refuse_import(self, event: Import) -> None:
         problem = f"{self._standby_text()}: commit there"

@@ -1,5 +1,5 @@
 // Line charts over time, drawn as SVG.
-import { h, s, replace } from "./dom.js";
+import { h, s, replace, visible } from "./dom.js";
 
 const LEFT = 58, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
@@ -17,7 +17,7 @@ function niceTop(value, isBinary) {
 export class Chart {
   // series: [{key, label}]; format: number -> text; span_s: length of the time axis, or none for that of the data.
   constructor({ title, series, format, span_s = 0, floating = false, isBinary = false }) {
-    Object.assign(this, { title, series, format, span_s, floating, isBinary });
+    Object.assign(this, { title: visible(title), series, format, span_s, floating, isBinary });
     this.times = [];
     this.values = series.map(() => []);
     this.marks = [];
@@ -25,7 +25,7 @@ export class Chart {
     this.legend = h("div", { cls: "legend" });
     this.plot = h("div", { cls: "plot" });
     this.tip = h("div", { cls: "tip hidden" });
-    this.element = h("section", { cls: "card chart", "aria-label": title }, h("h2", {}, title), this.legend, this.plot);
+    this.element = h("section", { cls: "card chart", "aria-label": this.title }, h("h2", {}, this.title), this.legend, this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.point(null));
     this.observer = new ResizeObserver(() => this.draw());
@@ -44,7 +44,7 @@ export class Chart {
     const { times, values } = this;
     const last = times.length ? times[times.length - 1] : Date.now() / 1000;
     const known_s = times.length ? last - times[0] : 0;
-    const first = this.span_s ? last - Math.min(this.span_s, Math.max(Math.ceil(known_s / 60), 2) * 60) : times.length ? times[0] : last - 60;
+    const first = this.span_s ? last - Math.min(this.span_s, Math.max(known_s, 60)) : times.length ? times[0] : last - 60;
     const span = Math.max(last - first, 1);
     const known = values.flat().filter((value) => value !== null && value !== undefined);
     for (const mark of this.marks) known.push(mark.value);
@@ -89,7 +89,7 @@ export class Chart {
       if (path) parts.push(s("path", { cls: `line l${place}`, d: path }));
     });
     for (const mark of this.marks)
-      parts.push(s("circle", { cls: "mark", cx: x(mark.at), cy: y(mark.value), r: 5 }, s("title", {}, mark.text)));
+      parts.push(s("circle", { cls: "mark", cx: x(mark.at), cy: y(mark.value), r: 5 }, s("title", {}, visible(mark.text))));
     this.cross = s("line", { cls: "cross hidden", y1: TOP, y2: height - BOTTOM });
     parts.push(this.cross);
     const latest = values.map((list) => list[list.length - 1]);

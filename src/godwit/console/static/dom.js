@@ -50,6 +50,9 @@ export function shown(text, { lines = false, max = 100000 } = {}) {
   return found;
 }
 
+// The same as a plain text, for attributes and drawings.
+export const visible = (text) => shown(text).textContent;
+
 const plain = new Intl.NumberFormat("en");
 export const count = (n) => (n === null || n === undefined ? "–" : plain.format(n));
 export function short(n, unit = "") {
@@ -127,7 +130,7 @@ export function toast(text) {
 // A dialog; `build(close)` returns its content. The focus returns to where it was.
 export function dialog(title, build, onclose) {
   const before = document.activeElement;
-  const element = h("dialog", { "aria-label": title });
+  const element = h("dialog", { "aria-label": visible(title) });
   const close = () => element.close();
   element.append(h("div", { cls: "stack" },
     h("div", { cls: "card-head" }, h("h2", {}, shown(title, { max: 200 })), h("span", { cls: "spacer" }),

@@ -1,6 +1,6 @@
 // Pipeline: lag per query, last batches, tables, gold charts with anomalies, and the quarantine.
 import { Chart } from "./chart.js";
-import { ago, bytes, confirm, count, h, moment, payloadText, replace, short, shown, table, tile } from "./dom.js";
+import { ago, bytes, confirm, count, h, moment, payloadText, replace, short, shown, table, tile, visible } from "./dom.js";
 
 export function pipelinePage(view, api) {
   const note = h("div"), tiles = h("div", { cls: "tiles wide" }), queries = h("div"), batches = h("div"), tables = h("div");
@@ -26,7 +26,7 @@ export function pipelinePage(view, api) {
     const state = found.requeue.state;
     outcome.className = state === "failed" ? "error-text" : "small muted";
     replace(outcome, { none: "", running: "Decoding the quarantine again…", done: "The quarantine was decoded again. ", failed: "Decoding failed. " }[state],
-      state === "none" ? "" : shown(found.requeue.output.trim().split("\n").at(-1) || ""));
+      state === "none" ? "" : shown(found.requeue.output.trim().split("\n").slice(-3).join(" – ")));
     requeueButton.disabled = state === "running";
   };
   const showCharts = (found) => {
@@ -35,7 +35,7 @@ export function pipelinePage(view, api) {
     lastCharts = text;
     drawn.forEach((one) => one.close());
     drawn = found.series.map((one) => {
-      const chart = new Chart({ title: `${shown(one.topic).textContent} – ${one.quantity}`, format: (n) => (n === null || n === undefined ? "–" : `${short(n)} ${one.unit}`),
+      const chart = new Chart({ title: `${one.topic} – ${one.quantity}`, format: (n) => (n === null || n === undefined ? "–" : `${short(n)} ${visible(one.unit)}`),
         series: [{ key: "mean", label: "mean" }], floating: true });
       return chart;
     });
@@ -67,7 +67,7 @@ export function pipelinePage(view, api) {
   };
   const requeueButton = h("button", {
     type: "button", onclick: () => confirm("Decode the quarantine again?",
-      "Messages that the present decoders can read move to silver/readings. It starts Spark, takes a minute or more, and waits while the pipeline runs.",
+      "Messages that the decoders of the present configuration can read move to silver/readings. It starts Spark, and takes a minute or more. While the pipeline runs it is refused.",
       "Decode again", async () => {
         await api.request("requeue");
         load();

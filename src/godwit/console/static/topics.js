@@ -1,7 +1,7 @@
 // Topics: the tree with rates and values, a live tail, a chart of numbers, and a form to publish.
 import { Chart } from "./chart.js";
 import { Grid } from "./grid.js";
-import { ago, bytes, clock, count, dialog, field, h, moment, payloadText, rate, replace, select, short, shown } from "./dom.js";
+import { ago, bytes, clock, count, dialog, field, h, moment, payloadText, rate, replace, select, short, shown, visible } from "./dom.js";
 
 const KEPT = 200;
 const FORMS = [["text", "Text"], ["json", "JSON"], ["hex", "Hexadecimal"]];
@@ -130,7 +130,7 @@ export function topicsPage(view, api, query) {
   let state = "", sampled = false;
   const showNote = (text) => {
     if (text !== undefined) state = text;
-    replace(note, isPaused ? `Paused, ${count(held.length)} new messages` : state, !isPaused && sampled ? " – many messages: this is a sample" : "");
+    replace(note, isPaused ? `Paused, ${count(held.length)} new messages` : shown(state), !isPaused && sampled ? " – many messages: this is a sample" : "");
   };
   const startTail = (since_us) => {
     const filters = filterInput.value.split(/\s+/).filter(Boolean);
@@ -160,13 +160,22 @@ export function topicsPage(view, api, query) {
     h("span", { cls: "cell where" }, shown(message.topic), message.retained ? [" ", h("span", { cls: "pill retained" }, "retained")] : ""),
     h("span", { cls: "cell what" }, preview(message))));
   const draw = () => replace(list, messages.map(item));
+  const propertyRows = (found) => [
+    found.content_type !== null && [h("dt", {}, "Content type"), h("dd", {}, shown(found.content_type))],
+    found.reply_to !== null && [h("dt", {}, "Reply to"), h("dd", { cls: "mono" }, shown(found.reply_to))],
+    found.expires_us !== null && [h("dt", {}, "Expires"), h("dd", {}, moment(found.expires_us))],
+    found.headers.map(([name, value]) => [h("dt", {}, shown(name, { max: 200 })), h("dd", {}, shown(value, { max: 1000 }))]),
+    found.header_count > found.headers.length && [h("dt", {}, "Headers"), h("dd", {}, `${count(found.header_count)} in all`)],
+  ];
   const showMessage = (message) => {
     dialog(message.topic, () => {
       const body = h("pre", { tabindex: "0", "aria-label": "Payload" }, "…");
       const problem = h("p", { cls: "muted small", role: "status" });
+      const properties = h("dl", { cls: "facts" });
       const show = async (kind) => {
         try {
           const found = await api.request("payload", { message: message.id, form: kind });
+          replace(properties, propertyRows(found.properties));
           replace(body, found.text === undefined ? found.hex : shown(found.text, { lines: true, max: 300000 }));
           replace(problem, found.problem || "", found.cut ? " The beginning is shown." : "");
         } catch (error) {
@@ -183,7 +192,7 @@ export function topicsPage(view, api, query) {
           h("dt", {}, "Publisher"), h("dd", {}, shown(message.publisher)),
           h("dt", {}, "QoS"), h("dd", {}, String(message.qos)),
           h("dt", {}, "Offset"), h("dd", {}, message.offset === null ? "not in the log" : count(message.offset)),
-          h("dt", {}, "Size"), h("dd", {}, bytes(message.bytes))),
+          h("dt", {}, "Size"), h("dd", {}, bytes(message.bytes))), properties,
         h("div", { cls: "row" }, buttons), body, problem);
     });
   };
@@ -222,7 +231,7 @@ export function topicsPage(view, api, query) {
     if (!keys.includes(numberKey)) numberKey = keys[0] || "";
     if (keys.join("\n") !== shownKeys) {
       shownKeys = keys.join("\n");
-      replace(numberSelect, keys.map((key) => h("option", { value: key }, shown(key).textContent)));
+      replace(numberSelect, keys.map((key) => h("option", { value: key }, visible(key))));
       numberSelect.value = numberKey;
     }
     const points = (numbers.get(numberKey) || []).toSorted((a, b) => a[0] - b[0]);

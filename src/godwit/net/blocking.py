@@ -6,8 +6,9 @@ with godwit.sync.connect("localhost") as client:
         for message in messages: ...
 
 An event loop in a thread of its own does the work, so that confirmations, keep-alives and reconnects continue while the
-program is busy. Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called in
-the loop's thread, and all calls wait for them. In a forked child every call raises ForkedError.
+program is busy. While messages follow each other quickly, the thread that waits for them does the work itself (see
+godwit.net.direct). Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called
+in one of these threads, and all calls wait for them. In a forked child every call raises ForkedError.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from godwit.net.address import Brokers
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient
 from godwit.net.client import connect as connect_async
 from godwit.net.connecting import Connecting
+from godwit.net.direct import CallerDriver
 from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
 from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
@@ -125,6 +127,7 @@ class BlockingClient:
         except BaseException:
             self._thread.stop()
             raise
+        self._driver = CallerDriver(self._thread, self._client._runtime)
         _open_clients.add(self)
         # A client that is garbage collected without a close leaves no thread and no socket behind. At the end of the
         # program _close_all does that.
@@ -252,7 +255,7 @@ class BlockingClient:
                 topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain, **options
             )
 
-        return BlockingPublisher(self._thread, self._thread.call(make()))
+        return BlockingPublisher(self._thread, self._thread.call(make()), self._driver)
 
     def subscribe(
         self,
@@ -299,7 +302,7 @@ class BlockingClient:
             group_expiry_s=group_expiry_s,
             max_in_flight=max_in_flight,
         )
-        return BlockingSubscription(self._thread, inner, timeout_s)
+        return BlockingSubscription(self._thread, inner, timeout_s, self._driver)
 
     # -- requests and replies -----------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from godwit.errors import (
 )
 from godwit.limits import KIB, MIB
 from godwit.net.arguments import check_flag
+from godwit.net.direct import CallerDriver
 from godwit.net.loop import LoopThread, TimeLimit, check_timeout
 from godwit.wire.extension import NO_PROPERTIES, Properties
 
@@ -54,17 +55,21 @@ class SendTurn:
     that is full is flushed before the end of the turn.
     """
 
-    __slots__ = ("_flush", "_loop", "_senders", "now_us")
+    __slots__ = ("_flush", "_loop", "_senders", "is_direct", "now_us")
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.now_us = 0
         """The time of this turn; 0 if no message was sent in it yet."""
+        self.is_direct = False
+        """Whether a caller's thread sends one message while the loop is paused: no turn begins."""
         self._flush = flush
         self._senders: set[Publisher] = set()
         self._loop = asyncio.get_running_loop()
 
     def begin(self, sender: Publisher | None = None) -> int:
         """Return the publish time of a message sent now. The turn ends with `sender.end_time_sharing()`."""
+        if self.is_direct:
+            return time.time_ns() // 1000
         if not self.now_us:
             self._loop.call_soon(self._end)
             self.now_us = time.time_ns() // 1000
@@ -214,8 +219,8 @@ class ClientPublishers:
     def __init__(self, core: ClientProtocol, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
         self.schedule_flush = schedule_flush
         self._core = core
-        self._turn = SendTurn(flush)
-        core.on_sending(begun=schedule_flush, full=self._turn.on_batch_full)
+        self.turn = SendTurn(flush)
+        core.on_sending(begun=schedule_flush, full=self.turn.on_batch_full)
         self._crowded_bytes = core.config.send_buffer_bytes * 3 // 4
         self._waiters: WeakValueDictionary[Publisher, PublishWaiters] = WeakValueDictionary()  # while in use
         self._ended: GodwitError | None = None
@@ -242,7 +247,7 @@ class ClientPublishers:
         """Return a publisher, see AsyncClient.publisher."""
         check_flag("retain", retain)
         core = self._core.publisher(topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence)
-        return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain, properties=properties)
+        return AsyncPublisher(self, self._waiters_of(core), self.turn, retain=retain, properties=properties)
 
     async def publish_within(
         self, timeout_s: float, topic: str, payload: Payload, *, qos: int, retain: bool, properties: Properties
@@ -332,7 +337,7 @@ class ClientPublishers:
                     "not sent; publish less, or give it more time"
                 )
             try:
-                return core.send(payload, self._turn.begin(core), retain, extension, expires_at)
+                return core.send(payload, self.turn.begin(core), retain, extension, expires_at)
             except BufferFullError:
                 waiters.is_starved = True
                 await waiters.room(until=expires_at)
@@ -534,6 +539,19 @@ class AsyncPublisher:
                 "client's buffer, and sent when the broker answers"
             ) from None
 
+    def send_directly(self, payload: Payload) -> bool:
+        """Send a message in a caller's thread while the loop is paused. Return False if there is no room for it."""
+        turn = self._publishers.turn
+        turn.is_direct = True
+        try:
+            self.send(payload)
+        except BufferFullError:
+            return False
+        finally:
+            turn.is_direct = False
+            self._waiters.core.end_time_sharing()
+        return True
+
     async def _flush(self) -> None:
         waiters = self._waiters
         waiters.raise_failure()
@@ -580,9 +598,10 @@ class BlockingPublisher:
     `send` puts messages into a bounded queue, from which the loop's thread passes them in groups to an AsyncPublisher.
     """
 
-    def __init__(self, thread: LoopThread, inner: AsyncPublisher) -> None:
+    def __init__(self, thread: LoopThread, inner: AsyncPublisher, driver: CallerDriver) -> None:
         self._thread = thread
         self._inner = inner
+        self._driver = driver
         self._lock = threading.RLock()
         """Acquired by itself: a Condition that is interrupted by Ctrl-C while it is entered stays locked."""
         self._changed = threading.Condition(self._lock)
@@ -635,6 +654,9 @@ class BlockingPublisher:
             self._thread.require_own_process()
         with self._lock:
             self._raise_failure()
+            # Counts are not changed: the message does not pass through the queue.
+            if not self._is_pumping and not self._queue and self._driver.send(self._inner, body):
+                return
             if not self._has_room():
                 raise BufferFullError(
                     f"{self._put - self._taken} messages wait to be sent: call ready(), then send again"

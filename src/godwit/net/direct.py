@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from godwit.client.events import Available, Confirmed
 from godwit.net.loop import LoopThread
@@ -41,8 +42,16 @@ _LEAVE_S: Final = 0.001
 """How long to wait until the loop's thread has left the loop after the message before."""
 _PLAIN: Final = frozenset({Available, Confirmed})
 """Events that never need the loop: no task waits for one while the loop is paused."""
-_SIGNALS: Final = [
-    getattr(signal, name) for name in ("SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+_native: Final[Any] = sys.modules.get("_signal", signal)
+"""The module below `signal`, without its conversions to enums: these take 4 of 5 us of setting a handler."""
+_set_handler: Final = _native.signal
+_get_handler: Final = _native.getsignal
+_SIGINT: Final = int(signal.SIGINT)
+_ALL_SIGNALS: Final = sorted(int(number) for number in signal.valid_signals() if number != _SIGINT)
+_USUAL_SIGNALS: Final = [
+    int(getattr(signal, name))
+    for name in ("SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
 ]
 T = TypeVar("T")
 
@@ -66,23 +75,26 @@ class CallerDriver:
         self._is_polling = False
         """Whether the main thread waits for the socket: then Ctrl-C is raised at once."""
         self._is_interrupted = False
-        self.is_possible = hasattr(select, "poll")  # not on Windows
-        """Whether the loop may be paused."""
-        if self.is_possible:
+        self._is_possible = hasattr(select, "poll")  # not on Windows
+        if self._is_possible:
             poll = select.poll()
             for udp in self._driver.sockets:
                 poll.register(udp.fileno(), select.POLLIN)
             self._poll = poll.poll
             thread.on_resumed = self._driver.resume
 
+    def may_pause(self) -> bool:
+        """Return whether the loop may be paused, so that this thread can wait for the next message."""
+        return self._is_possible and _is_safe(_ALL_SIGNALS)
+
     def wait(self, is_done: Callable[[], bool]) -> bool:
         """Receive until `is_done()`. Return False if the loop's thread must continue to wait."""
         self._thread.require_own_process()
-        return self._is_free() and _is_safe() and self._run(self._wait, is_done)
+        return self._is_free() and _is_safe(_USUAL_SIGNALS) and self._run(self._wait, is_done)
 
     def send(self, publisher: DirectPublisher, payload: Payload) -> bool:
         """Send a message. Return False if that was not possible: the loop's thread must send it."""
-        if not self.may_send or not self._is_free() or not _is_safe():
+        if not self.may_send or not self._is_free() or not _is_safe(_USUAL_SIGNALS):
             return False
         return self._run(self._send, partial(publisher.send_directly, payload))
 
@@ -93,14 +105,14 @@ class CallerDriver:
 
     def _run(self, function: Callable[[Callable[[], bool]], bool], argument: Callable[[], bool]) -> bool:
         """Call a function, and delay KeyboardInterrupt until it has returned or waits for the socket."""
-        if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+        if not _is_main_thread() or not callable(before := _get_handler(_SIGINT)):
             return function(argument)
         self._is_interrupted = False
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        _set_handler(_SIGINT, self._on_interrupt)
         try:
             return function(argument)
         finally:
-            signal.signal(signal.SIGINT, before)
+            _set_handler(_SIGINT, before)
             if self._is_interrupted:
                 raise KeyboardInterrupt
 
@@ -138,21 +150,20 @@ class CallerDriver:
         ends = now + DIRECT_S
         while now < ends and not self._thread.is_wanted:
             until = min(ends, self._driver.next_timer() or ends)
-            self._wait_for_socket(max(math.ceil((until - now) * 1000), 0))
-            self._hand_back_after(self._call(self._driver.receive_directly))
+            is_readable = self._wait_for_socket(max(math.ceil((until - now) * 1000), 0))
+            self._hand_back_after(self._call(partial(self._driver.receive_directly, is_readable)))
             if self._call(is_done):
                 return True
             self._transmit()
             now = time.monotonic()
         return False
 
-    def _wait_for_socket(self, timeout_ms: int) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            self._poll(timeout_ms)
-            return
+    def _wait_for_socket(self, timeout_ms: int) -> bool:
+        if not _is_main_thread():
+            return bool(self._poll(timeout_ms))
         self._is_polling = True
         try:
-            self._poll(timeout_ms)
+            return bool(self._poll(timeout_ms))
         finally:
             self._is_polling = False
 
@@ -187,10 +198,15 @@ class CallerDriver:
             self._thread.end_pause()
 
 
-def _is_safe() -> bool:
-    """Return whether no signal handler of the application can run in this thread."""
-    if threading.current_thread() is not threading.main_thread():
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _is_safe(others: list[int]) -> bool:
+    """Return whether no handler of the application for Ctrl-C or these other signals can run in this thread."""
+    if not _is_main_thread():
         return True
-    if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
+    handler = _get_handler(_SIGINT)
+    if callable(handler) and handler is not signal.default_int_handler:
         return False
-    return not any(callable(signal.getsignal(number)) for number in _SIGNALS)
+    return not any(map(callable, map(_get_handler, others)))

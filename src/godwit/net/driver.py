@@ -132,12 +132,13 @@ class EndpointDriver(Generic[E]):
         """The sockets to wait for."""
         return [self.udp]
 
-    def receive_directly(self) -> list[E]:
-        """Handle arrived datagrams and due timers. Return the events, which are delivered already."""
+    def receive_directly(self, is_readable: bool) -> list[E]:
+        """Handle arrived datagrams, if there are some, and due timers. Return the events, which are delivered already."""
         self._is_direct = True
         if self._closed:
             return []
-        self._receive()
+        if is_readable:
+            self._receive()
         now = self._read_until = self.clock()
         if (due_at := self.endpoint.next_timer()) is not None and due_at <= now:
             self.endpoint.handle_timers(now)
@@ -386,8 +387,8 @@ class PairDriver(Generic[E]):
     def sockets(self) -> list[UdpSocket]:
         return [self._first.udp, self._second.udp]
 
-    def receive_directly(self) -> list[E]:
-        return self._first.receive_directly() + self._second.receive_directly()
+    def receive_directly(self, is_readable: bool) -> list[E]:
+        return self._first.receive_directly(is_readable) + self._second.receive_directly(is_readable)
 
     def send_directly(self) -> list[E]:
         return self._first.send_directly() + self._second.send_directly()

@@ -606,14 +606,14 @@ class BlockingSubscription(BlockingIterator[Message]):
 
     def _fetch(self, timeout_s: float | None) -> None:
         began = time.monotonic()
-        is_long = self._driver.is_possible and (timeout_s is None or timeout_s > DIRECT_S)
+        is_long = timeout_s is None or timeout_s > DIRECT_S
         if self._is_brisk and is_long and self._driver.wait(self._inner._fetch_now):
             self._inner._require_more()
             return
         if timeout_s is not None:
             timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
         request = _MessageRequest(self._inner, timeout_s)
-        request.pauses_loop = self._is_brisk and is_long
+        request.pauses_loop = self._is_brisk and is_long and self._driver.may_pause()
         self._is_brisk = False
         request.wait(self._thread)
         self._is_brisk = time.monotonic() - began < BRISK_S

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -589,7 +590,7 @@ def _make_send(
             waiters.is_starved = True
             raise
 
-    return send_with_checks if retain or extension else core.make_quick_send(send_with_checks)
+    return send_with_checks if retain or extension else partial(core.quick_send, send_with_checks)
 
 
 class BlockingPublisher:

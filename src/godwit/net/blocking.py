@@ -279,7 +279,7 @@ class BlockingClient:
             start: Where to begin, see AsyncClient.subscribe.
             since: See AsyncClient.subscribe.
             cursor: See AsyncClient.subscribe.
-            on_gap: See AsyncClient.subscribe. Called in the loop's thread.
+            on_gap: See AsyncClient.subscribe. Called in the loop's thread, or in one that waits for messages.
             keep: See AsyncClient.subscribe.
             retained: See AsyncClient.subscribe.
             no_local: See AsyncClient.subscribe.

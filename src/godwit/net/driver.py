@@ -133,7 +133,7 @@ class EndpointDriver(Generic[E]):
         return [self.udp]
 
     def receive_directly(self, is_readable: bool) -> list[E]:
-        """Handle arrived datagrams, if there are some, and due timers. Return the events, which are delivered already."""
+        """Handle arrived datagrams and due timers. Return the events, which are delivered already."""
         self._is_direct = True
         if self._closed:
             return []

@@ -114,7 +114,7 @@ def test_both_paths_deliver_the_same(qos: int, monkeypatch: pytest.MonkeyPatch) 
 def test_messages_that_follow_quickly_are_received_by_the_callers_thread() -> None:
     """With the real time limits. A starved machine may be too slow for them for a while."""
     with broker_in_thread() as url:
-        ends = time.monotonic() + LONG_S
+        ends = time.monotonic() + 2 * LONG_S
         waits = [0, 0]
         while min(waits) == 0:
             assert time.monotonic() < ends

@@ -86,7 +86,7 @@ def connect(
         fresh: Discard a session that the broker still has under this name.
         send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
         on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed; in another
-            thread, and not to be used for calls of the client.
+            thread or in one that waits for messages, and not to be used for calls of the client.
         endpoint: Settings of the transport.
         security: How connections are sealed and brokers verified.
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from godwit.net import direct, loop, publisher, subscription
+from godwit.net import blocking_publisher, direct, loop, publisher, subscription
 
-FILES = {module.__file__ for module in (publisher, subscription, loop, direct)}
+FILES = {module.__file__ for module in (blocking_publisher, publisher, subscription, loop, direct)}
 
 
 class Interrupter:

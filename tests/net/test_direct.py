@@ -64,7 +64,7 @@ def payloads(seed: int) -> list[bytes]:
 
 
 def exchange(url: str, qos: int, sent: list[bytes]) -> tuple[list[Message], list[int]]:
-    """Send each message to a client that sends it back. Return those that came back, and both counts of `waits`."""
+    """Send each message to a client that sends it back. Return the replies, and both counts of `waits`."""
     waits: list[int] = []
     is_ready = threading.Event()
 
@@ -365,7 +365,7 @@ print("done")
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_does_not_use_a_paused_client() -> None:
     with broker_in_thread() as url:
         program = [sys.executable, "-c", FORKED, url]

@@ -271,10 +271,9 @@ class Publisher:
         return self._before + len(payloads)
 
     def quick_send(self, careful: Callable[[Any], None], payload: object) -> None:
-        """Send a message without time, flag and result, for applications that send very many messages.
+        """Send without time, flag and result, for very many messages. They share a time until end_time_sharing.
 
-        A message that cannot join the open batch goes to `careful`, which calls `send`. The messages that follow share
-        its time until end_time_sharing is called.
+        A message that cannot join the open batch goes to `careful`, which calls `send`.
         """
         if type(payload) is bytes:
             filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
@@ -682,10 +681,7 @@ class Publisher:
 
 
 class SharedPublisher(Publisher):
-    """The publisher of a topic that all callers without an identity of their own get, as long as one refers to it.
-
-    A class of its own because of the weak reference to it: mypyc compiles no class that has one.
-    """
+    """The publisher of a topic for all callers without an identity. mypyc cannot compile weak references to it."""
 
     __slots__ = ("__weakref__",)
 

@@ -29,6 +29,7 @@ from godwit.client.subscription import Start
 from godwit.errors import GodwitError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers
+from godwit.net.blocking_publisher import BlockingPublisher
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient
 from godwit.net.client import connect as connect_async
 from godwit.net.connecting import Connecting
@@ -37,7 +38,7 @@ from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
 from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
 from godwit.net.loop import LoopThread, check_timeout, disown_in_children
-from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.publisher import AsyncPublisher
 from godwit.net.replies import MAX_CONCURRENT, AsyncResponder, BlockingResponder, ReplyHandler, RequestOptions
 from godwit.net.runtime import OnState
 from godwit.net.security import Security

@@ -59,7 +59,7 @@ T = TypeVar("T")
 class DirectPublisher(Protocol):
     """The interface of an AsyncPublisher that is used here."""
 
-    def send_directly(self, payload: Payload) -> bool: ...
+    def _send_directly(self, payload: Payload) -> bool: ...
 
 
 class CallerDriver:
@@ -96,7 +96,7 @@ class CallerDriver:
         """Send a message. Return False if that was not possible: the loop's thread must send it."""
         if not self.may_send or not self._is_free() or not _is_safe(_USUAL_SIGNALS):
             return False
-        return self._run(self._send, partial(publisher.send_directly, payload))
+        return self._run(self._send, partial(publisher._send_directly, payload))
 
     def _is_free(self) -> bool:
         thread = self._thread

@@ -530,7 +530,7 @@ class AsyncPublisher:
             ) from None
 
     def _send_directly(self, payload: Payload) -> bool:
-        """Send a message in a caller's thread while the loop is paused. Return False if there is no room for it."""
+        """Send a message in a caller's thread while the loop is paused. Return False if the buffer is full."""
         turn = self._publishers.turn
         turn.is_direct = True
         try:

@@ -39,7 +39,8 @@ OPTIMIZATION = "2"
 
 
 SUBCLASSED = {
-    "Broker", "Connection", "DirectLog", "Endpoint", "Outbound", "Peer", "Publication", "SealedConnection", "Server",
+    "Broker", "Connection", "DirectLog", "Endpoint", "Outbound", "Peer", "Publication", "Publisher", "SealedConnection",
+    "Server",
 }  # fmt: skip
 """Classes that interpreted classes inherit from: ports of the core, and parts that tests replace. SealedConnection
 inherits its constructor from one of them: mypyc would run it twice, and never free the objects of the first run."""

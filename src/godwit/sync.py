@@ -12,9 +12,9 @@ with godwit.sync.connect("localhost") as client:
 from __future__ import annotations
 
 from godwit.net.blocking import BlockingClient, connect
+from godwit.net.blocking_publisher import BlockingPublisher
 from godwit.net.files import BlockingFiles
 from godwit.net.jobs import BlockingJob
-from godwit.net.publisher import BlockingPublisher
 from godwit.net.replies import BlockingResponder
 from godwit.net.subscription import BlockingSubscription
 

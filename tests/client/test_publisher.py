@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -373,7 +374,7 @@ def test_the_quick_way_packs_as_send_does() -> None:
         looked_at.append(payload)
         one.publisher.send(payload, now_us[0])
 
-    send = one.publisher.make_quick_send(careful)
+    send = partial(one.publisher.quick_send, careful)
     for payload in (b"a", b"b", b"c"):
         send(payload)
     assert looked_at == [b"a"]
@@ -479,7 +480,7 @@ def test_messages_with_equal_properties_share_a_batch(qos: Qos) -> None:
 def test_a_quick_send_does_not_join_a_batch_with_properties() -> None:
     one = bench()
     unit = encode_properties(Properties(headers=(("unit", "C"),)))
-    send = one.publisher.make_quick_send(lambda payload: one.publisher.send(payload, NOW_US) and None)  # type: ignore[arg-type]
+    send = partial(one.publisher.quick_send, lambda payload: one.publisher.send(payload, NOW_US) and None)  # type: ignore[arg-type]
     one.publisher.send(b"first", NOW_US, extension=unit)
     send(b"second")
     one.publishers.cut_open_batches()

@@ -1,20 +1,22 @@
 """Ctrl-C at every step: KeyboardInterrupt at each place where CPython may handle a signal in the blocking client.
 
 CPython looks for signals when a function begins or a generator resumes, when a loop jumps back, and after a call of
-anything but a plain Python function. A trace of all instructions finds these places.
+anything but a plain Python function. A trace of all instructions finds these places. While the client has replaced the
+handler of the signal (godwit.net.direct), the signal is sent, and the client's handler decides.
 """
 
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from godwit.net import loop, publisher, subscription
+from godwit.net import blocking_publisher, direct, loop, publisher, subscription
 
-FILES = {module.__file__ for module in (publisher, subscription, loop)}
+FILES = {module.__file__ for module in (blocking_publisher, publisher, subscription, loop, direct)}
 
 
 class Interrupter:
@@ -48,5 +50,5 @@ class Interrupter:
             self._left -= 1
             if self._left == 0:
                 self.has_raised = True
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)  # in the main thread, at once
         return self._trace

@@ -11,7 +11,7 @@ from tests.net.running import broker_in_thread
 from tests.net.test_publisher import OPEN_BUT_SECRET
 
 from godwit.errors import AccessError, BufferFullError, RecordTooLargeError, UsageError
-from godwit.net import publisher as publisher_module
+from godwit.net import blocking_publisher as publisher_module
 from godwit.net.blocking import connect
 
 DEADLINE_S = 30.0

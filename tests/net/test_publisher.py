@@ -330,12 +330,17 @@ def test_the_next_call_of_a_publisher_raises_a_refusal() -> None:
             with pytest.raises(AccessError):
                 await publisher.flush()
             await publisher.flush()  # raised once
+
+            async def wait_for_refusal() -> None:
+                while publisher.unconfirmed:
+                    await client.ping()
+
             publisher.send(b"2")
-            await client.ping()  # meanwhile the refusal arrives
+            await wait_for_refusal()
             with pytest.raises(AccessError):
                 publisher.send(b"3")
             publisher.send(b"4")
-            await client.ping()
+            await wait_for_refusal()
             with pytest.raises(AccessError):
                 await publisher.ready()
 

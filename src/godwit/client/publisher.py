@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from godwit.client.batches import EncodedPayload, Payload, to_bytes
@@ -116,7 +116,7 @@ class SendState:
         """Publishers that found all channels in use."""
         self.ending_channels: list[int] = []
         """Channels whose last record did not fit the transport's send buffer."""
-        self.by_topic: WeakValueDictionary[tuple[str, Qos], Publisher] = WeakValueDictionary()
+        self.by_topic: WeakValueDictionary[tuple[str, Qos], SharedPublisher] = WeakValueDictionary()
         """Publishers without an identity given by the application."""
         self.run = run
         """The identity of QoS 2 publishers without one of their own; new for each run of the client."""
@@ -177,7 +177,7 @@ class Publisher:
     """A publisher of one topic and QoS, made by `ClientProtocol.publisher`. Order holds within it."""
 
     __slots__ = (
-        "__weakref__", "_before", "_deltas_us", "_expires_at", "_extension", "_filled_bytes", "_full_bytes",
+        "_before", "_deltas_us", "_expires_at", "_extension", "_filled_bytes", "_full_bytes",
         "_granted_bytes", "_head_bytes", "_limit_bytes", "_next_record", "_payloads", "_retain", "_sent", "_since_us",
         "_state", "_until_us", "_waiting", "_waiting_bytes", "channel", "confirmed_sequence", "dropped", "epoch",
         "expired", "identity", "is_closed", "qos", "reached", "subscribers", "topic",
@@ -270,23 +270,18 @@ class Publisher:
         payloads.append(payload)
         return self._before + len(payloads)
 
-    def make_quick_send(self, careful: Callable[[Payload], None]) -> Callable[[Payload], None]:
-        """Return a `send` without time, flag and result, for applications that send very many messages.
+    def quick_send(self, careful: Callable[[Any], None], payload: object) -> None:
+        """Send without time, flag and result, for very many messages. They share a time until end_time_sharing.
 
-        A message that cannot join the open batch goes to `careful`, which calls `send`. The messages that follow share
-        its time until end_time_sharing is called. The result is a closure, so that a call looks nothing up twice.
+        A message that cannot join the open batch goes to `careful`, which calls `send`.
         """
-
-        def send(payload: Payload) -> None:
-            if payload.__class__ is bytes:
-                filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
-                if filled_bytes <= self._limit_bytes:
-                    self._filled_bytes = filled_bytes
-                    self._payloads.append(payload)
-                    return
-            careful(payload)
-
-        return send
+        if type(payload) is bytes:
+            filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
+            if filled_bytes <= self._limit_bytes:
+                self._filled_bytes = filled_bytes
+                self._payloads.append(payload)
+                return
+        careful(payload)
 
     def end_time_sharing(self) -> None:
         """Check the time and size of the next message, which may not share the time of the one before."""
@@ -685,6 +680,12 @@ class Publisher:
             state.resume_at[self.topic] = self.identity, self.next_sequence
 
 
+class SharedPublisher(Publisher):
+    """The publisher of a topic for all callers without an identity. mypyc cannot compile weak references to it."""
+
+    __slots__ = ("__weakref__",)
+
+
 def _end_idle_channels(state: SendState, excess: int, limit: int) -> None:
     """End up to `excess` idle channels, looking only at the `limit` least recently used publishers."""
     if excess <= 0:
@@ -715,7 +716,7 @@ class Publishers:
             if qos == 2:
                 identity, next_sequence = state.resume_at.get(topic, (state.run, 0))
                 sequence = max(sequence, next_sequence)
-            publisher = state.by_topic[key] = Publisher(state, topic, qos, identity, epoch, sequence)
+            publisher = state.by_topic[key] = SharedPublisher(state, topic, qos, identity, epoch, sequence)
         return publisher
 
     # -- the connection -----------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ with godwit.sync.connect("localhost") as client:
         for message in messages: ...
 
 An event loop in a thread of its own does the work, so that confirmations, keep-alives and reconnects continue while the
-program is busy. Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called in
-the loop's thread, and all calls wait for them. In a forked child every call raises ForkedError.
+program is busy. While messages follow each other quickly, the thread that waits for them does the work itself (see
+godwit.net.direct). Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called
+in one of these threads, and all calls wait for them. In a forked child every call raises ForkedError.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from godwit.client.subscription import Start
 from godwit.errors import GodwitError
 from godwit.limits import SESSION_EXPIRY_S
 from godwit.net.address import Brokers
+from godwit.net.blocking_publisher import BlockingPublisher
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient
 from godwit.net.client import connect as connect_async
 from godwit.net.connecting import Connecting
+from godwit.net.direct import CallerDriver
 from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
 from godwit.net.job_options import JobLike, JobOptions, listed_jobs
 from godwit.net.jobs import BlockingJob
 from godwit.net.loop import LoopThread, check_timeout, disown_in_children
-from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.publisher import AsyncPublisher
 from godwit.net.replies import MAX_CONCURRENT, AsyncResponder, BlockingResponder, ReplyHandler, RequestOptions
 from godwit.net.runtime import OnState
 from godwit.net.security import Security
@@ -84,7 +87,7 @@ def connect(
         fresh: Discard a session that the broker still has under this name.
         send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
         on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed; in another
-            thread, and not to be used for calls of the client.
+            thread or in one that waits for messages, and not to be used for calls of the client.
         endpoint: Settings of the transport.
         security: How connections are sealed and brokers verified.
 
@@ -125,6 +128,7 @@ class BlockingClient:
         except BaseException:
             self._thread.stop()
             raise
+        self._driver = CallerDriver(self._thread, self._client._runtime)
         _open_clients.add(self)
         # A client that is garbage collected without a close leaves no thread and no socket behind. At the end of the
         # program _close_all does that.
@@ -252,7 +256,7 @@ class BlockingClient:
                 topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain, **options
             )
 
-        return BlockingPublisher(self._thread, self._thread.call(make()))
+        return BlockingPublisher(self._thread, self._thread.call(make()), self._driver)
 
     def subscribe(
         self,
@@ -276,7 +280,7 @@ class BlockingClient:
             start: Where to begin, see AsyncClient.subscribe.
             since: See AsyncClient.subscribe.
             cursor: See AsyncClient.subscribe.
-            on_gap: See AsyncClient.subscribe. Called in the loop's thread.
+            on_gap: See AsyncClient.subscribe. Called in the loop's thread, or in one that waits for messages.
             keep: See AsyncClient.subscribe.
             retained: See AsyncClient.subscribe.
             no_local: See AsyncClient.subscribe.
@@ -299,7 +303,7 @@ class BlockingClient:
             group_expiry_s=group_expiry_s,
             max_in_flight=max_in_flight,
         )
-        return BlockingSubscription(self._thread, inner, timeout_s)
+        return BlockingSubscription(self._thread, inner, timeout_s, self._driver)
 
     # -- requests and replies -----------------------------------------------------------------------------------------
 

@@ -24,6 +24,12 @@ BYTES_A_TURN: Final = 8 * 64 * KIB
 """Limits of one turn: how much is read from the socket before other callbacks of the loop run. Eight full trains are
 about a millisecond's work. Only thousands of small senders fill the queue with single datagrams. Then larger turns are
 cheaper for each message: with 64 trains a turn a message cost the broker 48 us, with 400 it cost 43 us."""
+FEW_TRAINS: Final = 4
+"""Up to this many single datagrams are not a bulk transfer, which depends on early acknowledgements: a message and the
+confirm of the one before arrive together."""
+QUIET_S: Final = 20e-6
+"""If a socket was readable for a single datagram, and is so again after a pause of at least this length, there is
+probably no second one. Looking for it costs a system call and an exception, which is 2 to 4 us of a hop."""
 
 E = TypeVar("E")
 
@@ -68,6 +74,12 @@ class EndpointDriver(Generic[E]):
         self._flush_scheduled = False
         self._delivering = False
         self._closed = False
+        self._is_direct = False
+        """Whether the loop is paused, and a caller's thread calls `receive_directly` and `send_directly`."""
+        self._expects_one = False
+        """Whether the last reading found a single datagram."""
+        self._read_until = 0.0
+        """When everything that was read had been handled."""
         self._loop.add_reader(udp.fileno(), self._on_readable)
         self._transmit()
 
@@ -89,7 +101,7 @@ class EndpointDriver(Generic[E]):
 
     def schedule_flush(self) -> None:
         """Flush after all other callbacks that are ready in this turn of the loop. Several calls cause one flush."""
-        if not self._flush_scheduled and not self._closed:
+        if not self._flush_scheduled and not self._closed and not self._is_direct:
             self._flush_scheduled = True
             self._loop.call_soon(self._scheduled_flush)
 
@@ -116,24 +128,85 @@ class EndpointDriver(Generic[E]):
     def closed(self) -> bool:
         return self._closed
 
+    # -- while the loop is paused, see godwit.net.direct --------------------------------------------------------------
+
+    @property
+    def sockets(self) -> list[UdpSocket]:
+        """The sockets to wait for."""
+        return [self.udp]
+
+    def receive_directly(self, is_readable: bool) -> list[E]:
+        """Handle arrived datagrams and due timers. Return the events, which are delivered already."""
+        self._is_direct = True
+        if self._closed:
+            return []
+        if is_readable:
+            self._receive()
+        now = self._read_until = self.clock()
+        if (due_at := self.endpoint.next_timer()) is not None and due_at <= now:
+            self.endpoint.handle_timers(now)
+        return self._deliver_directly()
+
+    def send_directly(self) -> list[E]:
+        """Send all trains that may be sent now. Return the events that this caused, which are delivered already."""
+        self._is_direct = True
+        if self._closed:
+            return []
+        self._transmit()
+        return self._deliver_directly() if self.endpoint.pending_events else []
+
+    def _deliver_directly(self) -> list[E]:
+        events = self.endpoint.events()
+        if events:
+            self._delivering = True
+            try:
+                self._on_events(events)
+            finally:
+                self._delivering = False
+        return events
+
+    def next_timer(self) -> float | None:
+        """Return when `receive_directly` is needed if nothing arrives before."""
+        return self.endpoint.next_timer()
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether only the loop can continue: it waits until the kernel has room, or the driver is closed."""
+        return self._unsent is not None or self._closed
+
+    def resume(self) -> None:
+        """Continue in the loop."""
+        self._is_direct = False
+        self.flush()
+
     # -- called by the event loop -------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
         if self._closed:  # a forked child that runs the loop of its parent
             return
-        trains = self.udp.receive_trains(TRAINS_A_TURN, BYTES_A_TURN)
-        now = self.clock()
-        receive = self.endpoint.receive
-        for train in trains:
-            receive(train, now)
-        if len(trains) == 1 and len(trains[0].data) <= trains[0].segment_bytes:
-            self._deliver_lone()
+        if self._receive():
+            self._deliver_few()
         else:
             self.flush()
+        self._read_until = self.clock()
 
-    def _deliver_lone(self) -> None:
-        """Deliver the events of a single datagram. A reply of the application shares a packet with the
-        acknowledgement: it is made by callbacks that the loop runs before the flush."""
+    def _receive(self) -> bool:
+        """Hand arrived datagrams to the endpoint. Return whether they are few, so that a reply is worth waiting for."""
+        now = self.clock()
+        is_alone = self._expects_one and now - self._read_until > QUIET_S
+        trains = self.udp.receive_trains(1 if is_alone else TRAINS_A_TURN, BYTES_A_TURN)
+        receive = self.endpoint.receive
+        is_few = len(trains) <= FEW_TRAINS
+        for train in trains:
+            receive(train, now)
+            if len(train.data) > train.segment_bytes:
+                is_few = False
+        self._expects_one = is_few and len(trains) == 1
+        return is_few
+
+    def _deliver_few(self) -> None:
+        """Deliver the events of a few datagrams. A reply of the application shares a packet with the acknowledgement:
+        it is made by callbacks that the loop runs before the flush."""
         if self._delivering:
             return
         events = self.endpoint.events()
@@ -178,7 +251,7 @@ class EndpointDriver(Generic[E]):
         if self._unsent is not None and when is not None:
             # The pacer may allow sending while the kernel is full: the loop must not spin until the kernel has room.
             when = max(when, now + RESOLUTION_S)
-        if when is not None and when < self._timer.arms_before:
+        if when is not None and when < self._timer.arms_before and not self._is_direct:
             self._timer.arm(when, now)
         # Sending, or the callback, may have caused events. They are delivered in the loop's next turn, because an
         # application that causes a new event for each event must not block the loop.
@@ -312,6 +385,27 @@ class PairDriver(Generic[E]):
     @property
     def closed(self) -> bool:
         return self._first.closed
+
+    @property
+    def sockets(self) -> list[UdpSocket]:
+        return [self._first.udp, self._second.udp]
+
+    def receive_directly(self, is_readable: bool) -> list[E]:
+        return self._first.receive_directly(is_readable) + self._second.receive_directly(is_readable)
+
+    def send_directly(self) -> list[E]:
+        return self._first.send_directly() + self._second.send_directly()
+
+    def next_timer(self) -> float | None:
+        return self._first.next_timer()
+
+    @property
+    def needs_loop(self) -> bool:
+        return self._first.needs_loop or self._second.needs_loop
+
+    def resume(self) -> None:
+        self._first.resume()
+        self._second.resume()
 
 
 def open_driver(

@@ -12,7 +12,9 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
@@ -22,6 +24,12 @@ from godwit.limits import MAX_TIMEOUT_S
 
 SWITCH_INTERVAL_S: Final = 0.0005
 JOIN_TIMEOUT_S: Final = 5.0
+PAUSE_S: Final = 0.003
+"""How long a paused loop waits for the next use of its client by a caller's thread, before it continues."""
+LONGEST_PAUSE_S: Final = 0.05
+"""How long a loop is paused at most: its timers are late by no more than this."""
+BUSY_S: Final = 0.1
+"""The loop is not paused within this time after a call that needs it: other threads may follow with more of them."""
 LAST_TURNS: Final = 8
 """Turns of the loop between the end of a time limit and the cancellation. A loop that was busy needs some of them to
 read the packets that have arrived, and to wake the task that waits for one of them."""
@@ -221,12 +229,30 @@ class LoopThread:
 
     The thread is a daemon: a program that ends does not wait for it. A forked child inherits the object, but not the
     thread: there every call is refused.
+
+    The thread may pause its loop, so that a caller's thread can run the client in the meantime without a change of
+    threads, see godwit.net.direct. A call that needs the loop ends the pause, and so does a moment without a use.
     """
 
     def __init__(self, name: str = "godwit") -> None:
         self._loop = new_event_loop()
         self._lock = threading.Lock()
         self._is_stopped = False
+        self.running = threading.Lock()
+        """Held by the thread that runs the loop or, while it is paused, its client."""
+        self.is_paused = False
+        """Whether callers' threads may acquire `running`. Changes from True to False only while it is held."""
+        self.is_wanted = False
+        """Whether the loop waits for `running`, to end its pause."""
+        self.uses = 0
+        """Counts the uses of the client by callers' threads."""
+        self.used_by = 0
+        """The thread that handles events, perhaps in a callback of the application, while the loop is paused; or 0."""
+        self.on_resumed: Callable[[], None] | None = None
+        """Called in the loop after each pause."""
+        self._resume = threading.Lock()
+        self._resume.acquire()
+        self._busy_until = 0.0
         self.is_inherited = False
         """Whether this process is a forked child of the one that runs the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -254,6 +280,7 @@ class LoopThread:
         """
         call = _Call(coroutine, timeout_s)
         try:
+            self._busy_until = time.monotonic() + BUSY_S
             self.post(call.begin)
             return call.result()
         except BaseException:
@@ -267,18 +294,24 @@ class LoopThread:
         with self._lock:
             if self._is_stopped:
                 raise UsageError("the client is closed: connect again")
-            if threading.current_thread() is self._thread:
+            if threading.get_ident() in (self._thread.ident, self.used_by):
                 raise UsageError(
                     "a callback may not call its own client, which waits for the callback to return: call it in the "
                     "main thread"
                 )
-            self._loop.call_soon_threadsafe(callback)
+            self._call_in_loop(callback)
+
+    def _call_in_loop(self, callback: Callable[[], object]) -> None:
+        """Call a function in the loop, and end a pause for that. Called with the lock held."""
+        self._loop.call_soon_threadsafe(callback)
+        if self.is_paused:
+            self.end_pause()
 
     def _give_up(self, call: _Call[Any]) -> None:
         if not self.is_inherited:
             with self._lock:
                 if not self._is_stopped:
-                    self._loop.call_soon_threadsafe(call.cancel)
+                    self._call_in_loop(call.cancel)
                     return
         call.coroutine.close()
 
@@ -287,7 +320,7 @@ class LoopThread:
         self.require_own_process()
         with self._lock:
             if not self._is_stopped:
-                self._loop.call_soon_threadsafe(callback)
+                self._call_in_loop(callback)
             return not self._is_stopped
 
     def stop(self) -> None:
@@ -296,16 +329,57 @@ class LoopThread:
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._call_in_loop(self._loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
 
+    def end_pause(self) -> None:
+        """Have the loop continue as soon as no caller's thread uses the client."""
+        self.is_wanted = True
+        with suppress(RuntimeError):  # another thread was quicker
+            self._resume.release()
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Pause the loop after all callbacks that are ready, unless it is needed. Called in the loop."""
+        with self._lock:
+            is_needed = self._is_stopped or time.monotonic() < self._busy_until or asyncio.all_tasks(self._loop)
+            if not is_needed and not self.is_paused:
+                self.is_paused = True
+                self._loop.call_soon(self._loop.stop)
+
+    def _wait_in_pause(self) -> None:
+        until = time.monotonic() + LONGEST_PAUSE_S
+        uses = -1
+        while self.uses != uses and time.monotonic() < until:
+            uses = self.uses
+            if self._resume.acquire(timeout=PAUSE_S):
+                break
+        self.is_wanted = True
+
     def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
+        asyncio.set_event_loop(self._loop)
         try:
-            loop.run_forever()
+            while self._run_until_paused():
+                self._wait_in_pause()
         finally:
+            self._end_loop()
+
+    def _run_until_paused(self) -> bool:
+        """Run the loop. Return whether it is paused, and not stopped."""
+        with self.running:
+            self._resume.acquire(blocking=False)  # a request that came too late for the last pause
+            if self.is_paused and self.on_resumed is not None:
+                self._loop.call_soon(self.on_resumed)
+            self.is_paused = self.is_wanted = False
+            self._loop.run_forever()
+            return self.is_paused and not self._is_stopped
+
+    def _end_loop(self) -> None:
+        loop = self._loop
+        with self.running:
+            self.is_paused = False
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()

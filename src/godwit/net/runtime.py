@@ -122,8 +122,9 @@ class ClientRuntime:
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
-        self._loop = asyncio.get_running_loop()
-        self._online: asyncio.Future[None] = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        """The loop that runs the client."""
+        self._online: asyncio.Future[None] = self.loop.create_future()
         self._requests: dict[int, asyncio.Future[ControlMessage]] = {}
         self._subscriptions: dict[Subscription, AsyncSubscription] = {}
         self.driver = open_driver(core, self._sockets, self._on_events)
@@ -133,7 +134,7 @@ class ClientRuntime:
         self._executor: TaskExecutor | None = None
         self.broker = ", ".join(map(format_address, addresses)) if resolver is None else str(resolver)
         """The addresses that the application gave, for texts."""
-        self._reporter = ConnectionReporter(self._loop, self.broker)
+        self._reporter = ConnectionReporter(self.loop, self.broker)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Online: self._on_online,
             Offline: self._on_offline,
@@ -269,7 +270,7 @@ class ClientRuntime:
         return reply
 
     async def _answer(self, number: int) -> ControlMessage:
-        future: asyncio.Future[ControlMessage] = self._loop.create_future()
+        future: asyncio.Future[ControlMessage] = self.loop.create_future()
         self._requests[number] = future
         self.schedule_flush()
         try:
@@ -317,7 +318,7 @@ class ClientRuntime:
         if self._subscriptions.pop(core, None) is not None:
             self.driver.flush()  # confirmations of delivered messages are sent before
             number = self.core.unsubscribe(core, keep=keep, offset=offset, handled=handled)
-            answer = self._requests[number] = self._loop.create_future()
+            answer = self._requests[number] = self.loop.create_future()
             self.schedule_flush()
             timeout_s = UNSUBSCRIBE_TIMEOUT_S if self.state == "online" else UNSUBSCRIBE_OFFLINE_TIMEOUT_S
             try:  # without asyncio.timeout: see godwit.net.loop.completes
@@ -395,7 +396,7 @@ class ClientRuntime:
 
     def _begin_resolving(self) -> None:
         if self._resolver is not None and self._resolver.has_names and self._resolving is None:
-            self._resolving = self._loop.create_task(self._resolve_again(self._resolver))
+            self._resolving = self.loop.create_task(self._resolve_again(self._resolver))
 
     async def _resolve_again(self, resolver: BrokerResolver) -> None:
         """Resolve the names of the brokers for the next round: their addresses may have changed."""
@@ -414,7 +415,7 @@ class ClientRuntime:
         if self._probe is not None:
             self._probe.close()
         try:
-            self._probe = ReachabilityProbe(self._loop, event.address, self._on_unreachable)
+            self._probe = ReachabilityProbe(self.loop, event.address, self._on_unreachable)
         except OSError as error:  # too many open files
             _logger.debug("cannot probe %s: %s", format_address(event.address), error)
 
@@ -495,7 +496,7 @@ class ClientRuntime:
             callback(*arguments)
         except Exception as error:
             context = {"message": "a callback of a godwit client failed", "exception": error}
-            self._loop.call_exception_handler(context)
+            self.loop.call_exception_handler(context)
 
 
 class BrokerResolver:

@@ -18,6 +18,7 @@ from godwit.client.events import Available, Missed, SubscriptionEnded, Subscript
 from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
+from godwit.net.direct import BRISK_S, DIRECT_S, CallerDriver
 from godwit.net.loop import LoopThread, check_timeout, within
 from godwit.wire.control import RetainHandling
 
@@ -285,7 +286,7 @@ class AsyncSubscription:
             raise copy(self._failure)
         if self._waiter is not None:
             raise UsageError("two tasks wait for messages of one subscription: let one pass them to the other")
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = self._runtime.loop.create_future()
         try:
             await waiter
         finally:
@@ -433,10 +434,13 @@ class _MessageRequest:
     The loop watches the time limit, as in LoopThread.call: a message that has arrived in time is returned.
     """
 
-    __slots__ = ("_ended", "_error", "_source", "_timeout_s", "_timer")
+    __slots__ = ("_ended", "_error", "_source", "_thread", "_timeout_s", "_timer", "pauses_loop")
 
     def __init__(self, source: AsyncSubscription, timeout_s: float | None) -> None:
         self._source = source
+        self._thread: LoopThread | None = None
+        self.pauses_loop = False
+        """Whether the thread that waits will run the client itself while it waits for the next message."""
         self._timeout_s = timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
@@ -445,6 +449,7 @@ class _MessageRequest:
 
     def wait(self, thread: LoopThread) -> None:
         """Wait for messages, in any thread except the loop's. Raise TimeoutError, or why there are none."""
+        self._thread = thread
         try:
             thread.post(self._begin)
             self._ended.acquire()
@@ -485,6 +490,8 @@ class _MessageRequest:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self.pauses_loop and self._thread is not None and not self._thread.is_paused:
+            self._thread.pause()
         self._ended.release()
 
 
@@ -586,11 +593,31 @@ class BlockingSubscription(BlockingIterator[Message]):
 
     _inner: AsyncSubscription
 
+    def __init__(
+        self, thread: LoopThread, inner: AsyncSubscription, timeout_s: float | None, driver: CallerDriver
+    ) -> None:
+        super().__init__(thread, inner, timeout_s)
+        self._driver = driver
+        self._is_brisk = False
+        """Whether the last message came so soon that a thread should wait for the next one by itself."""
+
     def __repr__(self) -> str:
         return f"<BlockingSubscription{repr(self._inner).removeprefix('<AsyncSubscription')}"
 
     def _fetch(self, timeout_s: float | None) -> None:
-        _MessageRequest(self._inner, timeout_s).wait(self._thread)
+        began = time.monotonic()
+        is_long = timeout_s is None or timeout_s > DIRECT_S
+        if self._is_brisk and is_long and self._driver.wait(self._inner._fetch_now):
+            self._inner._require_more()
+            return
+        if timeout_s is not None:
+            timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
+        request = _MessageRequest(self._inner, timeout_s)
+        request.pauses_loop = self._is_brisk and is_long and self._driver.may_pause()
+        self._is_brisk = False
+        request.wait(self._thread)
+        self._is_brisk = time.monotonic() - began < BRISK_S
+        self._driver.may_send = self._thread.is_paused
 
     def close(self) -> None:
         """End the subscription, and wait a few seconds for the broker to confirm that. May be repeated."""

@@ -94,7 +94,7 @@ CODES: Final[dict[Code, Explanation]] = {
     Code.STANDBY: Explanation(
         "This broker is a standby of a cluster, and another one is active, or will be within seconds.",
         "A client knows the address of one node only, or the cluster is changing its active node.",
-        "Connect with the addresses of all nodes, as in `connect(\"a:50000,b:50000,c:50000\")`: clients move to the "
+        'Connect with the addresses of all nodes, as in `connect("a:50000,b:50000,c:50000")`: clients move to the '
         "active one. `godwit cluster status` shows the nodes.",
     ),
     Code.UNKNOWN_KIND: Explanation(

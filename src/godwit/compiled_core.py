@@ -32,8 +32,10 @@ INTERPRETED: Final = (
     "client/config.py",
     "client/properties.py",
     "server/archive_pipe.py",
+    "server/cluster_configuration.py",
     "server/configuration.py",
     "server/configuration_errors.py",
+    "server/configuration_values.py",
     "transport/config.py",
 )
 """Modules of these packages that are not compiled: they run at the start, or check the arguments of programs."""

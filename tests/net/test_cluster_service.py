@@ -135,19 +135,24 @@ def check_logs(cluster: Cluster, traffic: Traffic) -> None:
     assert len(received) == len(set(received))
 
 
-def replace_active(cluster: Cluster, end: Callable[[NodeProcess], None]) -> None:
-    """End the active node, wait for the next one, and start the first again."""
+def replace_active(cluster: Cluster, end: Callable[[NodeProcess], None]) -> float:
+    """End the active node, wait for the next one, and start the first again. Return how long the change took."""
     former = cluster.wait_for_active()
+    began = time.monotonic()
     end(former)
     cluster.wait_for_active(apart_from=former)
+    took_s = time.monotonic() - began
     former.start()
+    return took_s
 
 
 def kill_active(cluster: Cluster, count: int, rng: random.Random) -> None:
+    took_s = []
     for _ in range(count):
         cluster.wait_for_active()
         time.sleep(rng.uniform(0.0, 2.0))
-        replace_active(cluster, NodeProcess.kill)
+        took_s.append(round(replace_active(cluster, NodeProcess.kill), 2))
+    print("takeovers", sorted(took_s, reverse=True))
     time.sleep(1.0)
 
 

@@ -78,6 +78,7 @@ class StandbyListener:
         config = endpoint_config(configuration.settings, receive_buffer_bytes=udp.receive_buffer_bytes)
         config = replace(config, reset_key=listener_reset_key(reset_key, udp.local_address))
         self._endpoint = Endpoint(config, entropy=os.urandom)
+        self.address = udp.local_address
         self.set_text("this broker is a standby of a cluster")
         self._driver: EndpointDriver[Event] = EndpointDriver(self._endpoint, udp, lambda events: None)
 

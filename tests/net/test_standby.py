@@ -1,0 +1,71 @@
+"""The sockets of a standby: clients are refused, and try the next address at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import godwit
+from godwit.net.cluster_service import StandbyListener
+from godwit.net.service import Service
+from godwit.net.udp import UdpSocket
+from godwit.server.configuration import Configuration, SecuritySection
+
+KEY = b"k" * 32
+PATIENCE_S = 60.0
+
+
+@pytest.mark.parametrize("plain", ["loopback", "refuse"])
+def test_clients_move_from_a_standby_to_the_active_broker(plain: str) -> None:
+    scheme = "udp" if plain == "loopback" else "udps"
+    security = SecuritySection(plain="loopback" if plain == "loopback" else "refuse")
+
+    async def main() -> None:
+        standby = StandbyListener(UdpSocket("127.0.0.1", 0), Configuration(), KEY)
+        try:
+            async with Service(Configuration(listen=["127.0.0.1:0"], security=security)) as service:
+                here, there = standby.address, service.addresses[0]
+                address = f"{scheme}://127.0.0.1:{here[1]},{scheme}://127.0.0.1:{there[1]}"
+                began = time.monotonic()
+                async with asyncio.timeout(PATIENCE_S), godwit.connect(address) as client:
+                    await client.publish("a", b"1", qos=1)
+                print(f"connected after {time.monotonic() - began:.2f} s")
+        finally:
+            standby.close()
+
+    asyncio.run(main())
+
+
+def test_a_lone_standby_is_waited_for_and_named_in_the_error() -> None:
+    async def main() -> None:
+        standby = StandbyListener(UdpSocket("127.0.0.1", 0), Configuration(), KEY)
+        standby.set_text("this broker is a standby of the cluster c: the node n at h:1 is active")
+        try:
+            with pytest.raises(godwit.BrokerUnreachableError, match="the node n at h:1 is active"):
+                async with godwit.connect(f"udp://127.0.0.1:{standby.address[1]}", timeout_s=1.5):
+                    pass
+        finally:
+            standby.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_waits_for_a_standby_connects_when_it_is_active() -> None:
+    async def main() -> None:
+        standby = StandbyListener(UdpSocket("127.0.0.1", 0), Configuration(), KEY)
+        port = standby.address[1]
+
+        async def publish() -> None:
+            async with godwit.connect(f"udp://127.0.0.1:{port}") as client:
+                await client.publish("a", b"1", qos=1)
+
+        task = asyncio.create_task(publish())
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        standby.release().close()
+        async with asyncio.timeout(PATIENCE_S), Service(Configuration(listen=[f"127.0.0.1:{port}"])):
+            await task
+
+    asyncio.run(main())

@@ -28,7 +28,15 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Field,
+    PostCommitHookProperties,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
@@ -47,7 +55,7 @@ from godwit.pipeline.files import (
     read_statistics,
     write_rows,
 )
-from godwit.pipeline.time_spans import TimeSpan, spans_condition, spans_filter, time_spans
+from godwit.pipeline.time_spans import STATISTICS_MS, TimeSpan, overlap, spans_condition, spans_filter, time_spans
 
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException, OSError)
 """Errors of the libraries if files of a table are damaged, missing or unreachable: see errors.explained_store."""
@@ -85,8 +93,6 @@ Watermarks: TypeAlias = Mapping[str, int]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 """By log: the first offset, and the offset behind the last."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_STATISTICS_MS: Final = timedelta(milliseconds=1)
-"""Times in statistics of files that deltalake has written are rounded down to this."""
 _EXPIRED: Final = "expired before"
 _COMPACTIONS: Final = "compaction: number"
 _COMPACTED_VERSION: Final = "compaction: version"
@@ -249,7 +255,7 @@ class LakeTable:
             return False
         if rows.num_rows:
             with self._transaction(delta, watermarks) as properties:
-                write_deltalake(delta, self._cast(rows), mode="append", commit_properties=properties)
+                write_deltalake(delta, self._cast(rows), mode="append", **properties)
         else:
             self._commit(delta, [], watermarks)
         return True
@@ -281,7 +287,7 @@ class LakeTable:
                 predicate=" AND ".join(conditions),
                 source_alias="source",
                 target_alias="target",
-                commit_properties=properties,
+                **properties,
             )
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
@@ -348,7 +354,7 @@ class LakeTable:
             file
             for file in files
             if (first := file.get(f"min.{column}")) is not None
-            and (first < before - DAY or file[f"max.{column}"] + _STATISTICS_MS < before)
+            and (first < before - DAY or file[f"max.{column}"] + STATISTICS_MS < before)
         ]
         actions, removed = self._removal(spark, RowTimes(column, ((None, before),)), due)
         if removed:
@@ -359,7 +365,7 @@ class LakeTable:
         self, spark: SparkSession, times: RowTimes, files: Sequence[Mapping[str, Any]]
     ) -> tuple[list[AddAction | RemoveAction], int]:
         """Return the actions that remove rows of some times, and the number of rows."""
-        overlaps = [(file, _overlap(file, times)) for file in files]
+        overlaps = [(file, overlap(file, times.column, times.spans)) for file in files]
         whole = [file for file, overlap in overlaps if overlap == "whole"]
         partly = {file["path"]: file for file, overlap in overlaps if overlap == "partly"}
         copies: list[tuple[str, int, WrittenFile | None]] = []
@@ -390,7 +396,7 @@ class LakeTable:
         is_idle: bool = False,
         is_last: bool = False,
     ) -> None:
-        """Expire rows, compact, and vacuum, as far as each is due.
+        """Expire rows, compact, vacuum, and delete expired files of the Delta log, as far as each is due.
 
         Called after each transaction; with `is_idle` in place of one, which has an effect once an hour; and with
         `is_last` at the end of a run, when rows expire at once. Rows are kept for `keep`; None is for ever.
@@ -415,6 +421,7 @@ class LakeTable:
         done: dict[str, int] = {}
         if is_many or (commits > 0 and now - compacted >= a_day):
             self.compact(min(self.spec.file_bytes, _tier_bytes(number + 1)))
+            delta.cleanup_metadata()
             done = {_COMPACTIONS: number + 1, _COMPACTED: _micros(now)}
         if now - vacuumed >= a_day or (is_many and now - vacuumed >= HOUR):
             self.vacuum(MERGED_UNUSED_FILE_HOURS if self.spec.is_merged else UNUSED_FILE_HOURS)
@@ -620,10 +627,15 @@ class LakeTable:
         return self._watermarks[name]
 
     @contextmanager
-    def _transaction(self, delta: DeltaTable, watermarks: Watermarks) -> Iterator[CommitProperties]:
-        """Yield the properties of a transaction that sets watermarks, and is committed in the block."""
+    def _transaction(self, delta: DeltaTable, watermarks: Watermarks) -> Iterator[dict[str, Any]]:
+        """Yield arguments for a transaction that sets watermarks, and is committed in the block.
+
+        `maintain` deletes expired files of the Delta log: to list them with each checkpoint would take longer and
+        longer.
+        """
         before = delta.version()
-        yield _commit_properties(watermarks)
+        hooks = PostCommitHookProperties(cleanup_expired_logs=False)
+        yield {"commit_properties": _commit_properties(watermarks), "post_commithook_properties": hooks}
         if self._watermarks_of == before and delta.version() == before + 1:  # no other transaction came between
             self._watermarks |= watermarks
             self._watermarks_of = delta.version()
@@ -683,7 +695,7 @@ class LakeTable:
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
         with self._transaction(delta, watermarks) as properties:
-            delta.create_write_transaction(list(actions), mode, delta.schema(), commit_properties=properties)
+            delta.create_write_transaction(list(actions), mode, delta.schema(), **properties)
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
         return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
@@ -767,23 +779,6 @@ def _may_contain(file: Mapping[str, Any], log: str, begin: int, end: int) -> boo
     if first is not None and last is not None and (last < begin or first >= end):
         return False
     return least is None or greatest is None or least <= log <= greatest
-
-
-def _overlap(file: Mapping[str, Any], times: RowTimes) -> Literal["whole", "partly", "none"]:
-    """Return which rows of a file are of these times, according to its statistics."""
-    if (None, None) in times.spans:
-        return "whole"
-    first, last = file.get(f"min.{times.column}"), file.get(f"max.{times.column}")
-    if first is None or last is None:
-        return "none" if file.get(f"null_count.{times.column}") == file["num_records"] else "partly"
-    last += _STATISTICS_MS
-    found: Literal["whole", "partly", "none"] = "none"
-    for begin, end in times.spans:
-        if (begin is None or begin <= first) and (end is None or last < end):
-            return "partly" if file.get(f"null_count.{times.column}") else "whole"
-        if (begin is None or begin <= last) and (end is None or first < end):
-            found = "partly"
-    return found
 
 
 # -- times ------------------------------------------------------------------------------------------------------------

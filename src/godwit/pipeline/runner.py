@@ -167,6 +167,8 @@ class TablesWriter:
         self._planner = StreamReader(options, tuple(ALL_COLUMNS.names), max(1, spark.sparkContext.defaultParallelism))
         self._checkpoint: Checkpoint | None = None
         """None before the first step."""
+        self._decoder: tuple[Decoding, BatchDecoder] | None = None
+        """That of the last step: to make one takes as long as a small step."""
         self._added: dict[str, int] = {}
         """Rows that the last step added, by table."""
 
@@ -207,7 +209,9 @@ class TablesWriter:
         if partitions:
             self._definitions.update(self._defining_messages(partitions), ends)
             decoding = Decoding(self._rules, tuple(self._definitions.rows_since(begins[READINGS])))
-            task = RangeWriter(self._planner, partitions, targets, BatchDecoder(decoding).split)
+            if self._decoder is None or decoding != self._decoder[0]:
+                self._decoder = decoding, BatchDecoder(decoding)
+            task = RangeWriter(self._planner, partitions, targets, self._decoder[1].split)
             if sum(one.range.rows for one in partitions) <= SMALL_STEP:
                 results = [task(number) for number in range(len(partitions))]
             else:

@@ -1,7 +1,7 @@
 """The shapes of flat JSON objects: how all objects are read that differ in their numbers and times only.
 
 This follows JsonFields.read_flat with a slot in place of each number. Where the result would depend on a number in
-another way than by its bounds, there is no shape, and each object is read by itself.
+another way than by its bounds, the object has none, and is read by itself.
 """
 
 from __future__ import annotations

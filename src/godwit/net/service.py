@@ -191,7 +191,7 @@ class Service:
             AddressError: A host to listen on cannot be resolved.
             SocketError: The system refused a socket, for example because the port is in use.
             StorageError: The log cannot be opened.
-            ConfigurationError: Other users can read the data folder, a key or a secret, and removing their rights failed.
+            ConfigurationError: Other users can read the data folder, a key or a secret, and the repair failed.
         """
         if self._drivers:
             raise UsageError("this service runs already: make another one")

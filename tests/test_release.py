@@ -44,7 +44,7 @@ def test_a_signed_release(tmp_path: Path) -> None:
 
 
 def check_signature(folder: Path, key: Path) -> None:
-    """Check it as RELEASING.md says, and that another file or another namespace does not pass."""
+    """Check it as in RELEASING.md, and that another file or another namespace does not pass."""
     public = key.with_suffix(".pub").read_text()
     signers = folder.parent / "allowed_signers"
     signers.write_text(f'releases@godwit namespaces="godwit-release" {public}')
@@ -84,7 +84,7 @@ def test_a_release_without_a_key_is_refused() -> None:
 
 
 def test_the_locks_agree() -> None:
-    """The packages that users get are those that the tests ran with."""
+    """Users get the packages with which the tests ran."""
     pattern = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)(?: ; (.*?))? \\", re.MULTILINE)
     dev, java, runtime = (
         set(pattern.findall((ROOT / "requirements" / f"{name}.lock").read_text()))

@@ -117,7 +117,7 @@ class ConsoleTls:
     """The certificate of the console, which may be replaced while it runs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises ConfigurationError if the files cannot be used, or other users can read the key."""
+        """Raises ConfigurationError if the files are unusable, or other users can read the key."""
         self._paths = (certificate, key)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.load()
@@ -132,7 +132,7 @@ class ConsoleTls:
             self.context.load_cert_chain(certificate, key)
         except OSError as error:  # also ssl.SSLError
             raise ConfigurationError(
-                f"the certificate {certificate} with the key {key} cannot be used ({error}): check both files"
+                f"the certificate {certificate} with the key {key} is unusable ({error}): check both files"
             ) from error
 
     def reload(self) -> None:

@@ -25,7 +25,7 @@ def protect_files(paths: Iterable[Path]) -> list[str]:
     that is not a regular file.
 
     Raises:
-        ConfigurationError: Others have rights on a file, and they cannot be removed.
+        ConfigurationError: Others have rights on a file, and removing them failed.
     """
     repaired = []
     for path in dict.fromkeys(paths):
@@ -50,7 +50,7 @@ def protect_folder(path: Path) -> list[str]:
     Return a sentence if it was changed. A folder that does not exist yet is made without such rights.
 
     Raises:
-        ConfigurationError: Others have rights on the folder, and they cannot be removed, or it is shared like /tmp.
+        ConfigurationError: Others have rights on the folder, and removing them failed, or it is shared like /tmp.
     """
     mode = _loose_mode(path, stat.S_ISDIR)
     if mode is None:

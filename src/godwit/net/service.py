@@ -197,7 +197,7 @@ class Service:
             AddressError: A host to listen on cannot be resolved.
             SocketError: The system refused a socket, for example because the port is in use.
             StorageError: The log cannot be opened.
-            ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
+            ConfigurationError: Other users can read the data folder, a key or a secret, and the repair failed.
         """
         if self._drivers:
             raise UsageError("this service runs already: make another one")
@@ -424,12 +424,13 @@ class Service:
     def _announce_rights(self) -> None:
         """Write which rights clients without a proved name have, and warn if other machines have more than to read."""
         access = self.configuration.settings.access
-        self._notices.write("access", anonymous_rights(access), {})
         addresses = list(zip(self.urls, self.addresses, strict=True))
         if self._mqtt is not None:
             addresses += [
                 (url, address) for url, (_, address) in zip(self._mqtt.urls, self._mqtt.addresses, strict=True)
             ]
+        if not access.is_open or not all(is_loopback(address) for _, address in addresses):
+            self._notices.write("access", anonymous_rights(access), {})
         for url, address in addresses:
             if not is_loopback(address):
                 text = open_to_all(url) if access.is_open else open_to_strangers(url, access)

@@ -28,6 +28,7 @@ from godwit.server.archive_pipe import (
     CallCounts,
     Commit,
     CommitDone,
+    CommitRole,
     LogLine,
     PipeReader,
     Ready,
@@ -112,6 +113,8 @@ class ArchiveProcess:
         self._settled = asyncio.Event()
         self._warned: set[str] = set()
         """Reported reasons why it does not become ready. Each is reported once, not for every attempt."""
+        self._process: Process | None = None
+        self._is_accepting = True
         self.url = ""
         """Its address, once it is ready."""
         self.starts = 0
@@ -144,6 +147,17 @@ class ArchiveProcess:
     async def wait_until_settled(self) -> None:
         """Wait until it is ready for the first time, or has failed once."""
         await self._settled.wait()
+
+    def accept_commits(self, is_accepting: bool) -> None:
+        """Let the archive state whether this broker accepts commits: the standby of a cluster does not."""
+        self._is_accepting = is_accepting
+        if self._process is not None:
+            self._send_role(self._process)
+
+    def _send_role(self, process: Process) -> None:
+        assert process.stdin is not None
+        with suppress(ConnectionError, RuntimeError):  # its pipe is closed, and the next process is notified
+            process.stdin.write(encode_message(CommitRole(self._is_accepting)))
 
     def answer(self, done: Imported) -> None:
         """Handle the outcome of an Import."""
@@ -196,6 +210,8 @@ class ArchiveProcess:
         self._former_calls, self._former_failed = self.calls()
         self.counts = CallCounts({}, {}, 0)
         self.starts += 1
+        self._process = process
+        self._send_role(process)
         commits: asyncio.Queue[Commit] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         tasks = [
@@ -214,6 +230,8 @@ class ArchiveProcess:
             try:
                 await asyncio.wait(tasks)
             finally:  # also after a second cancellation
+                if self._process is process:
+                    self._process = None
                 await _end(process)
         return f"the archive ended with exit code {process.returncode}"
 

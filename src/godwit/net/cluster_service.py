@@ -191,6 +191,7 @@ class ClusterService:
         self._listen(sockets)
         if self._engine_server is not None:
             self._engine_server.start()
+        self._archive.process.accept_commits(False)
         self._archive.run(configuration, self.addresses)
         where = ", ".join(self.urls)
         text = f"node {section.node} of the cluster {section.name} is a standby on {where}, with its log in "
@@ -322,6 +323,7 @@ class ClusterService:
         )
         await service.start()
         service.server.broker.add_figures(self.figures)
+        self._archive.process.accept_commits(True)
         self.service = service
 
     async def _close_service(self) -> None:
@@ -330,6 +332,7 @@ class ClusterService:
             return
         self.configuration = service.configuration
         self._archive.import_staged = self._refuse_import
+        self._archive.process.accept_commits(False)
         await service.stop()
         self._listen([UdpSocket(address[0], address[1]) for address in self.addresses])
 

@@ -42,7 +42,7 @@ class EngineThread(ABC):
 
         Raises:
             ConfigurationError: Something is not suitable.
-            GodwitError: There was no answer in time.
+            EngineUnavailableError: There was no answer in time.
         """
 
     def send(self, requests: Sequence[EngineRequest]) -> None:

@@ -41,6 +41,7 @@ from godwit.cluster.engine import (
     BeatRequest,
     EngineReport,
     EngineRequest,
+    EngineUnavailableError,
     InfoRequest,
     Missing,
     RecordFound,
@@ -50,7 +51,7 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
-from godwit.errors import ConfigurationError, GodwitError
+from godwit.errors import ConfigurationError
 from godwit.limits import MIB
 from godwit.net.engine_thread import EngineThread, without_password
 
@@ -274,7 +275,7 @@ class PostgresEngine(EngineThread):
 
         Raises:
             ConfigurationError: Server or tables are not suitable.
-            GodwitError: There was no answer in time.
+            EngineUnavailableError: There was no answer in time.
         """
         if not _NAME.fullmatch(self._settings.name):
             raise ConfigurationError(
@@ -285,7 +286,7 @@ class PostgresEngine(EngineThread):
             self._launch(self._open(timeout_s))
         except (OSError, TimeoutError, _DoubtError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             text = f"the PostgreSQL servers {servers} cannot be used ({error!r})"
-            raise GodwitError(
+            raise EngineUnavailableError(
                 f"{text}: check that one of them is the primary and that its synchronous standby runs, and user and "
                 "password"
             ) from error

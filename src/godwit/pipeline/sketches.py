@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
-import datasketches  # type: ignore[import-untyped]
+import datasketches
 import pyarrow as pa
 
 K: Final = 200

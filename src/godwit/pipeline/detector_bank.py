@@ -1,4 +1,4 @@
-"""Runs the detectors of many series together: the same results as godwit.pipeline.detector, about 20 times faster.
+"""Runs the detectors of many series together: the same results as godwit.pipeline.detector, several times faster.
 
 Numbers of all series are arrays, and each pass processes the next reading of every series that has one left. Series
 are sorted by their number of readings, so those of a pass are always the first ones. The few readings that may change

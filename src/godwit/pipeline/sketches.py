@@ -2,7 +2,7 @@
 
 The library is Apache DataSketches, which Spark contains too: both read each other's sketches.
 
-    KLL           quantiles; exact up to K values, beyond that with a rank error of 1.7 % at 99 % confidence
+    KLL           quantiles; exact up to K values, beyond that within about 1.3 % of the rank
     HyperLogLog   the number of distinct texts, with a standard error of 1.6 %
 
 A null or empty list of values makes an empty sketch, as in Spark.

@@ -50,7 +50,7 @@ def overlap(
 ) -> Literal["whole", "partly", "none"]:
     """Return which rows of a file have a time in one of the spans, according to its statistics.
 
-    A span begins with a time and ends before another one; None is no bound.
+    A span begins with a time and ends before another one; None means without a bound.
     """
     if (None, None) in spans:
         return "whole"

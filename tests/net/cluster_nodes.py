@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 from tests.net.nats_servers import NatsServers, free_ports
+from tests.net.postgres_servers import PASSWORD, PostgresServers
 
 PATIENCE_S = 120.0
 TABLES = ("blocks", "state", "marks", "epochs", "meta")
@@ -97,18 +98,31 @@ class NodeProcess:
 
 
 class Cluster:
-    """Three nodes, with NATS servers of their own or with given ones."""
+    """Three nodes, with NATS servers of their own or with a given engine."""
 
     def __init__(
-        self, folder: Path, servers: NatsServers | None, *, head: str = "", more: str = "", count: int = 3
+        self,
+        folder: Path,
+        servers: NatsServers | PostgresServers | None,
+        *,
+        head: str = "",
+        more: str = "",
+        count: int = 3,
     ) -> None:
         self.folder = folder
         self.ports = free_ports(count)
         self.nodes: list[NodeProcess] = []
-        if servers is None:
-            ports, monitors, routes = free_ports(3), free_ports(3), free_ports(3)
+        routes: list[int] = []
+        if isinstance(servers, PostgresServers):
+            engine = (
+                f'engine = "postgres"\nsingle = true\nuser = "postgres"\npassword = "{PASSWORD}"\n'
+                f'servers = ["postgresql://127.0.0.1:{servers.ports[0]}/postgres"]\n'
+            )
         else:
-            ports, monitors, routes = servers.ports, servers.monitors, []
+            ports, monitors = (free_ports(3), free_ports(3)) if servers is None else (servers.ports, servers.monitors)
+            engine = f"servers = {_places(ports, 'nats://')}\nmonitors = {_places(monitors, 'http://')}\n"
+            if servers is None:
+                routes = free_ports(3)
         for number in range(count):
             run = f"[cluster.run]\nnumber = {number + 1}\nroutes = {_places(routes)}\n" if routes else ""
             self.nodes.append(
@@ -117,8 +131,7 @@ class Cluster:
                     folder / f"n{number + 1}",
                     f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
                     f'[log]\ndata = "data"\n[archive]\nlisten = "none"\n'
-                    f'[cluster]\nname = "test"\nnode = "n{number + 1}"\nservers = {_places(ports, "nats://")}\n'
-                    f"monitors = {_places(monitors, 'http://')}\n{more}{run}",
+                    f'[cluster]\nname = "test"\nnode = "n{number + 1}"\n{engine}{more}{run}',
                     self.ports[number],
                 )
             )

@@ -1,4 +1,4 @@
-"""Nodes of a cluster as processes, with real NATS servers: failover, pauses, handover, and refusals at the start."""
+"""Nodes of a cluster as processes, with real NATS servers or a PostgreSQL: failover, pauses, handover, refusals."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, content_hash, place_of, wait_until
 from tests.net.nats_servers import NatsServers, find_program
+from tests.net.postgres_servers import PostgresServers, find_programs
 
 import godwit
 from godwit.store.reader import LogReader
@@ -166,6 +167,22 @@ def test_nothing_confirmed_is_lost_when_the_active_node_is_killed(cluster: Clust
     print("pauses", [round(pause, 2) for pause in traffic.pauses_s()[: count + 1]])
     assert cluster.activations > count
     check_logs(cluster, traffic)
+
+
+@pytest.mark.skipif(find_programs() is None, reason="PostgreSQL is not installed (Debian: postgresql)")
+def test_a_cluster_on_postgresql(tmp_path: Path) -> None:
+    postgres = PostgresServers()
+    cluster = Cluster(tmp_path, postgres)
+    try:
+        postgres.start()
+        cluster.start()
+        cluster.wait_for_active()
+        traffic = Traffic(cluster.address)
+        asyncio.run(traffic.run(lambda: kill_active(cluster, 2, random.Random(7))))
+        check_logs(cluster, traffic)
+    finally:
+        cluster.stop()
+        postgres.stop()
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.soak)])

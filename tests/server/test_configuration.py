@@ -587,6 +587,15 @@ monitors = ["http://10.0.0.1:8222", "http://10.0.0.2:8222", "http://[fd00::3]:82
 ROUTES = 'routes = ["10.0.0.1:6222", "10.0.0.2:6222", "[fd00::3]:6222"]'
 
 
+POSTGRES = """
+[cluster]
+name = "plant"
+node = "one"
+engine = "postgres"
+servers = ["postgresql://db1:5432/godwit", "postgresql://db2:5432/godwit"]
+"""
+
+
 def test_a_cluster() -> None:
     section = load(CLUSTER).cluster
     assert section is not None
@@ -600,6 +609,22 @@ def test_a_cluster() -> None:
     assert (section.run.number, len(section.run.routes), section.run.program) == (3, 3, None)
     assert "p" not in repr(section).split("password")
     assert load("").cluster is None
+
+
+def test_a_cluster_on_postgresql() -> None:
+    section = load(f'{POSTGRES}user = "u@x"\npassword = "p/q r"\n').cluster
+    assert section is not None
+    assert (section.engine, section.is_single_allowed) == ("postgres", False)
+    assert section.servers == (
+        "postgresql://u%40x:p%2Fq%20r@db1:5432/godwit",
+        "postgresql://u%40x:p%2Fq%20r@db2:5432/godwit",
+    )
+    assert "p%2Fq" not in repr(section)
+    assert load(f'{POSTGRES}user = "u"\npassword = "p"\n').has_secrets
+    assert not load(POSTGRES).has_secrets
+    section = load(f"{POSTGRES}single = true\n").cluster
+    assert section is not None
+    assert section.is_single_allowed
 
 
 @pytest.mark.parametrize(
@@ -624,6 +649,11 @@ def test_a_cluster() -> None:
         (f"{CLUSTER}[cluster.run]\nnumber = 1\nroutes = []", "cluster.run.routes must have 3 different addresses"),
         (f"{CLUSTER}[cluster.run]\nnumber = 1", "cluster.run.routes is missing"),
         (f'{CLUSTER}[log]\nmax_age = "1d"', "a node of a cluster does not have yet"),
+        (f"{CLUSTER}single = true", 'cluster.single is for engine = "postgres"'),
+        (f'{CLUSTER}engine = "postgres"', "an address that is not postgresql://HOST:PORT/DATABASE"),
+        (POSTGRES.replace("db1", "u:secret@db1"), "an address that is not postgresql://HOST:PORT/DATABASE"),
+        (f'{POSTGRES}monitors = ["http://db1:1"]', 'cluster.monitors is for engine = "nats"'),
+        (f"{POSTGRES}[cluster.run]\nnumber = 1\n{ROUTES}", 'cluster.run is for engine = "nats"'),
     ],
 )
 def test_invalid_clusters(text: str, complaint: str) -> None:

@@ -42,7 +42,7 @@ from godwit.cluster.records import (
 from godwit.cluster.values import Heartbeat, decode_beat
 from godwit.errors import GodwitError, StorageError, UsageError
 from godwit.net.cluster_member import Engine, HandoverCommand
-from godwit.net.cluster_service import nats_engine
+from godwit.net.cluster_service import engine_maker
 from godwit.net.durable_log import LOG_ID_BYTES
 from godwit.server.cluster_configuration import ClusterSection
 from godwit.store.folder import DataFolder
@@ -107,7 +107,7 @@ class EngineClient:
         Raises ConfigurationError, or EngineUnavailableError if the engine does not answer.
         """
         self._reports: SimpleQueue[EngineReport] = SimpleQueue()
-        self._engine: Engine = nats_engine(section, makes_stream=makes_stream)(self._reports.put, backlog=lambda: 0)
+        self._engine: Engine = engine_maker(section, makes_stream=makes_stream)(self._reports.put, backlog=lambda: 0)
         self._engine.start(ENGINE_S)
 
     def __enter__(self) -> EngineClient:

@@ -23,6 +23,7 @@ from typing import Final
 from godwit.broker.effects import Import, Imported, Notice
 from godwit.cluster.values import NodeConfig
 from godwit.errors import ConfigurationError, GodwitError, NodeStoppedError, UsageError
+from godwit.install import pip_command
 from godwit.net.address import format_address
 from godwit.net.broker_archive import BrokerArchive, Notices
 from godwit.net.cluster_member import ClusterMember, MemberStatus, NewEngine, ReplicatedLog
@@ -49,17 +50,32 @@ END_S: Final = 3.0
 _POLL_S: Final = 0.005
 
 
-def nats_engine(section: ClusterSection, *, makes_stream: bool = True) -> NewEngine:
+def engine_maker(section: ClusterSection, *, makes_stream: bool = True) -> NewEngine:
     """Return a function that makes the engine of a cluster.
 
     Raises ConfigurationError if the packages are not installed.
     """
+    extra = "cluster" if section.engine == "nats" else "cluster-postgres"
     try:
-        from godwit.net.nats_engine import NatsEngine, NatsSettings
+        return _nats(section, makes_stream) if section.engine == "nats" else _postgres(section, makes_stream)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"a cluster needs the package {error.name}: install it with `pip install 'godwit-mq[cluster]'`"
+            f'a cluster with engine = "{section.engine}" needs the package {error.name}: run {pip_command(extra)}'
         ) from error
+
+
+def _postgres(section: ClusterSection, makes_tables: bool) -> NewEngine:
+    from godwit.net.postgres_engine import PostgresEngine, PostgresSettings
+
+    settings = PostgresSettings(
+        name=section.name, servers=list(section.servers), is_single_allowed=section.is_single_allowed
+    )
+    return partial(PostgresEngine, settings, makes_tables=makes_tables)
+
+
+def _nats(section: ClusterSection, makes_stream: bool) -> NewEngine:
+    from godwit.net.nats_engine import NatsEngine, NatsSettings
+
     settings = NatsSettings(
         name=section.name,
         servers=list(section.servers),
@@ -179,7 +195,7 @@ class ClusterService:
         if configuration.data is None:
             raise UsageError("a node of a cluster has its log on disk: give data under [log], or --data")
         self._warn([*protect_files(configuration.private_files), *protect_folder(configuration.data)])
-        new_engine = nats_engine(section)
+        new_engine = engine_maker(section)
         sockets = await open_sockets(configuration.listen)
         self.addresses = [udp.local_address for udp in sockets]
         try:

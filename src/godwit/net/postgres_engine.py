@@ -245,6 +245,7 @@ class PostgresEngine(EngineThread):
         report: Callable[[EngineReport], None],
         *,
         backlog: Callable[[], int] = lambda: 0,
+        makes_tables: bool = True,
     ) -> None:
         """Make an engine that is not connected: `start` connects it.
 
@@ -252,9 +253,11 @@ class PostgresEngine(EngineThread):
             settings: Where it is.
             report: Called in the engine's thread with each report. It must not wait.
             backlog: Returns how many reports the node has not handled yet.
+            makes_tables: Make the tables if they do not exist; else that is an error.
         """
         super().__init__(report, backlog=backlog)
         self._settings = settings
+        self._makes_tables = makes_tables
         self._writer = _Session(settings, _no_preparation)
         self._reader = _Session(settings, _no_preparation)
         self._control = _Session(settings, self._listen)
@@ -319,6 +322,11 @@ class PostgresEngine(EngineThread):
             await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", settings.channel)
             kinds = await self._kinds(connection)
             if not kinds:
+                if not self._makes_tables:
+                    raise ConfigurationError(
+                        f"the cluster {settings.name} has not begun: the table {settings.log_table} does not exist. "
+                        "Start a node, or check the name under [cluster]"
+                    )
                 await connection.execute(f"""
                     CREATE TABLE {settings.log_table} (position bigint PRIMARY KEY, data bytea NOT NULL);
                     ALTER TABLE {settings.log_table} ALTER data SET STORAGE EXTERNAL;

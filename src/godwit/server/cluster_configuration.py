@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,6 +20,7 @@ from godwit.server.configuration_values import SIZES_BYTES, Quantity, read_path,
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Names of clusters and nodes: they are parts of subjects of the engine, and of topics."""
 _SERVER: Final = re.compile(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
+_POSTGRES: Final = re.compile(r"postgresql://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}/[A-Za-z0-9_-]{1,63}")
 _MONITOR: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
 _ROUTE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
 MIN_SERVERS: Final = 3
@@ -50,10 +52,13 @@ class ClusterSection:
     name: str
     node: str
     """The name of this node, which no other node of the cluster has."""
-    servers: tuple[str, ...]
-    """Of the engine, as nats://HOST:PORT."""
-    monitors: tuple[str, ...]
-    """The monitoring address of each server, as http://HOST:PORT."""
+    servers: tuple[str, ...] = field(repr=False)
+    """Of the engine, as nats://HOST:PORT, or as postgresql://USER:PASSWORD@HOST:PORT/DATABASE."""
+    monitors: tuple[str, ...] = ()
+    """The monitoring address of each server of NATS, as http://HOST:PORT."""
+    engine: Literal["nats", "postgres"] = "nats"
+    is_single_allowed: bool = False
+    """Whether one server of PostgreSQL without a standby suffices."""
     address: str | None = None
     """Where clients reach this node; None for the first address that it listens on."""
     user: str = ""
@@ -83,7 +88,9 @@ class ClusterFileSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     name: str
     node: str
     servers: list[str]
-    monitors: list[str]
+    monitors: list[str] = []
+    engine: Literal["nats", "postgres"] = "nats"
+    single: bool = False
     address: str | None = None
     user: str | None = None
     password: str | None = None
@@ -103,14 +110,15 @@ def read_cluster(
     for key, text in (("name", section.name), ("node", section.node)):
         if not _NAME.fullmatch(text):
             raise source.error(("cluster", key), f"cluster.{key} is not a name: use up to 64 letters, digits, - and _")
-    _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT")
-    _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT")
-    if len(section.servers) != len(section.monitors):
-        raise source.error(
-            ("cluster", "monitors"),
-            f"cluster.monitors has {len(section.monitors)} addresses, and cluster.servers {len(section.servers)}: give "
-            "the monitoring address of each server, in the same order",
-        )
+    if section.engine == "postgres":
+        _check_postgres(section, source)
+    else:
+        _check_nats(section, source)
+    password = _password(section, source, read_secret)
+    servers = section.servers
+    if section.engine == "postgres" and section.user is not None:
+        user = f"{quote(section.user, safe='')}:{quote(password, safe='')}@"
+        servers = [text.replace("://", f"://{user}", 1) for text in servers]
     if section.credentials is not None and section.user is not None:
         raise source.error(("cluster", "credentials"), "cluster has credentials and user: give one of them")
     for name, (low, high) in _TIMES.items():
@@ -131,11 +139,13 @@ def read_cluster(
     return ClusterSection(
         name=section.name,
         node=section.node,
-        servers=tuple(section.servers),
+        servers=tuple(servers),
         monitors=tuple(section.monitors),
+        engine=section.engine,
+        is_single_allowed=section.single,
         address=section.address,
         user=section.user or "",
-        password=_password(section, source, read_secret),
+        password=password,
         credentials=read_path(source, ("cluster", "credentials"), section.credentials, folder),
         heartbeat_s=section.heartbeat_s,
         suspect_s=section.suspect_s,
@@ -145,11 +155,39 @@ def read_cluster(
     )
 
 
-def _check_list(source: ConfigurationSource, key: str, found: list[str], pattern: re.Pattern[str], form: str) -> None:
+def _check_nats(section: ClusterFileSection, source: ConfigurationSource) -> None:
+    _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT")
+    _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT")
+    if len(section.servers) != len(section.monitors):
+        raise source.error(
+            ("cluster", "monitors"),
+            f"cluster.monitors has {len(section.monitors)} addresses, and cluster.servers {len(section.servers)}: give "
+            "the monitoring address of each server, in the same order",
+        )
+    if section.single:
+        raise source.error(("cluster", "single"), 'cluster.single is for engine = "postgres": leave it out')
+
+
+def _check_postgres(section: ClusterFileSection, source: ConfigurationSource) -> None:
+    _check_list(source, "servers", section.servers, _POSTGRES, "postgresql://HOST:PORT/DATABASE", least=1)
+    for key, value in (("monitors", section.monitors), ("credentials", section.credentials), ("run", section.run)):
+        if value:
+            raise source.error(("cluster", key), f'cluster.{key} is for engine = "nats": leave it out')
+
+
+def _check_list(
+    source: ConfigurationSource,
+    key: str,
+    found: list[str],
+    pattern: re.Pattern[str],
+    form: str,
+    *,
+    least: int = MIN_SERVERS,
+) -> None:
     path = ("cluster", key)
-    if len(set(found)) < MIN_SERVERS:
-        text = f"cluster.{key} has {len(set(found))} addresses: give {MIN_SERVERS} or more, so that one may be lost"
-        raise source.error(path, text)
+    if len(set(found)) < least:
+        reason = ", so that one may be lost" if least > 1 else ""
+        raise source.error(path, f"cluster.{key} has {len(set(found))} addresses: give {least} or more{reason}")
     if len(set(found)) != len(found):
         raise source.error(path, f"cluster.{key} has an address twice: list each server once")
     for text in found:

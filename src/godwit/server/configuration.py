@@ -388,6 +388,8 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     ]
     private = [folder / one.secret_file for one in owners if one.secret_file is not None]
     private += [path for path in (archive.key, archive.token_file, None if mqtt is None else mqtt.key) if path]
+    if file.cluster is not None:
+        private += [folder / path for path in (file.cluster.password_file, file.cluster.credentials) if path]
     return Configuration(
         listen=file.listen,
         settings=settings,
@@ -400,7 +402,8 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         cluster=None if file.cluster is None else read_cluster(file.cluster, source, read_secret, folder),
         security=_security(file.security, source, folder),
         private_files=tuple(dict.fromkeys(private)),
-        has_secrets=any(one.secret is not None for one in owners),
+        has_secrets=any(one.secret is not None for one in owners)
+        or (file.cluster is not None and file.cluster.password is not None),
         warnings=warnings,
     )
 

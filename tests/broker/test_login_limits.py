@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tests.broker.world import Peer, World
 
@@ -112,7 +113,7 @@ def test_memory_is_bounded() -> None:
         limits.add_failure(f"name-{number}", f"host-{number}", number)
         limits.add_success(f"name-{number}", f"host-{number}")
         limits.admit(f"host-{number}", 1.0, number)
-    tables = [value for value in vars(limits).values() if hasattr(value, "popitem")]
+    tables: list[dict[str, Any]] = [limits._names, limits._hosts, limits._proved_from, limits._logins]
     assert [len(table) for table in tables] == [MAX_LOGIN_BUCKETS] * 4
     assert sum(map(sys.getsizeof, tables)) < 16 * 2**20
     assert limits.admit("host-1", 2.0, 0), "another rate begins anew"

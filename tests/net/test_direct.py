@@ -26,6 +26,17 @@ LONG_S = 60.0
 ROUNDS = 30
 
 
+@pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """Set the usual handlers of signals: Spark, in the same process, leaves its own one for Ctrl-C."""
+    former = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    for number in former:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the choice of the path independent of the speed of the machine: a loop that is paused stays paused."""

@@ -217,7 +217,9 @@ def test_a_record_is_a_fact_when_the_standby_has_it(pair: PostgresLab, monkeypat
     monkeypatch.setattr(postgres_engine, "REQUEST_S", 1.0)
     with EngineUser(pair, "sync") as writer, EngineUser(pair, "sync") as reader:
         writer.append_surely(0, b"one")
-        assert pair.execute('SELECT data FROM "godwit_sync_log"', 1)[0][0] == b"one"
+        while not (rows := pair.execute('SELECT data FROM "godwit_sync_log"', 1)):
+            time.sleep(0.02)  # the standby has it on disk, and shows it soon
+        assert rows[0][0] == b"one"
         pair.kill(1)
         reader.engine.send([FollowRequest(0)])
         # Its commit waits for the standby until it is cancelled. PostgreSQL then reports success, with a warning, and

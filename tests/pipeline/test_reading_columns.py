@@ -18,7 +18,7 @@ from godwit.pipeline.datasets import reading_columns, readings
 from godwit.pipeline.datasets.readings import NOT_READINGS, split_batch
 from godwit.pipeline.decoders.base import DecoderMessage
 from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
-from godwit.pipeline.decoders.shapes import find_skeletons
+from godwit.pipeline.decoders.skeletons import find_skeletons
 
 NOON_US: Final = 1_794_744_000_000_000
 COPIES: Final = 40

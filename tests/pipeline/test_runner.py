@@ -126,7 +126,7 @@ def test_a_run_to_the_end_waits_for_an_archive_that_is_away(
         add(place, 2)
         writer = TablesWriter(spark, RunConfig(Lake(str(tmp_path / "lake")), options(place), is_once=True))
 
-        def away(planner: StreamReader) -> dict[str, Any]:
+        def away(planner: StreamReader, known: object) -> dict[str, Any]:
             planner._unreachable_since["x"] = time.monotonic()
             return {}
 

@@ -82,7 +82,7 @@ def test_an_epoch_that_could_not_be_written_begins_with_the_next_append(
 ) -> None:
     store = opened(path, b"d")
     with monkeypatch.context() as patch:
-        patch.setattr("godwit.store.sqlite.apply_changes", lambda *_: (_ for _ in ()).throw(apsw.FullError("full")))
+        patch.setattr("godwit.store.sqlite.insert_epoch", lambda *_: (_ for _ in ()).throw(apsw.FullError("full")))
         with pytest.raises(DiskError):
             store.append([make_entry(received_us=99)])
     assert stored(path) == ROWS

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from godwit.wire.control_base import Code
 
-TRANSPORT = {"NORMAL", "SHUTDOWN", "PROTOCOL", "LIMIT", "VERSION", "BUSY", "TIMEOUT", "RESET", "INTERNAL", "SEALING"}
+TRANSPORT = {
+    "NORMAL",
+    "SHUTDOWN",
+    "PROTOCOL",
+    "LIMIT",
+    "VERSION",
+    "BUSY",
+    "TIMEOUT",
+    "RESET",
+    "INTERNAL",
+    "SEALING",
+    "STANDBY",
+}
 
 
 def test_codes_fit_their_field_and_keep_to_their_range() -> None:

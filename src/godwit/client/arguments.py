@@ -13,7 +13,7 @@ from godwit.wire.control import RetainHandling
 _RETAIN_HANDLINGS: Final[tuple[RetainHandling, ...]] = get_args(RetainHandling)
 
 
-def check_text(what: str, value: str) -> None:
+def check_text(what: str, value: object) -> None:
     """Raise UsageError if an argument is not a text."""
     if not isinstance(value, str):
         raise UsageError(f"{what} is {repr(value)[:80]}, of the type {type(value).__name__}: give a text (str)")

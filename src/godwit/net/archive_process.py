@@ -211,7 +211,8 @@ class ArchiveProcess:
         self.counts = CallCounts({}, {}, 0)
         self.starts += 1
         self._process = process
-        self._send_role(process)
+        if not self._is_accepting:
+            self._send_role(process)
         commits: asyncio.Queue[Commit] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         tasks = [

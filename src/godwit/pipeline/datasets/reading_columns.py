@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from godwit.pipeline.decoders.content import EARLIEST_S, EARLIEST_US, LATEST_S
 from godwit.pipeline.decoders.selection import DecoderSet
-from godwit.pipeline.decoders.shapes import MAX_WHOLE, Layout, Numbers, Shape, ShapeField, Skeletons, find_skeletons
+from godwit.pipeline.decoders.shapes import MAX_WHOLE, Layout, Shape, ShapeField
+from godwit.pipeline.decoders.skeletons import Numbers, Skeletons, find_skeletons
 
 MIN_MESSAGES: Final = 64
 """Smaller batches are decoded message by message."""

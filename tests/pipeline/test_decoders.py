@@ -222,6 +222,8 @@ def test_units_and_names_that_devices_use(payload: str, topic: str, expected: tu
         ('{"temperature": 70, "isFahrenheit": true}', "home/kitchen", "ambiguous"),
         ('{"temperature": 70, "celsius": false}', "home/kitchen", "ambiguous"),
         ('{"data": {"temperature": 70, "metric": false}}', "home/kitchen", "ambiguous"),
+        ('{"temperature_F": 185, "model": "DS18B20"}', "a/b", "error value"),
+        ('{"temperature_K": 358.15, "model": "DS18B20"}', "a/b", "error value"),
         ('{"temperature": 21.5, "valid": false}', "home/kitchen", "error value"),
         ('{"temperature": 21.5, "status": "error"}', "home/kitchen", "error value"),
         ('{"type": "setpoint", "value": 21.5}', "home/kitchen", "no quantity"),

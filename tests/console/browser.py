@@ -71,6 +71,7 @@ async def console_world(
     *,
     access: Access | None = None,
     lake: str | None = None,
+    archive: bool = False,
     interval_s: float = 0.25,
     **settings: Any,
 ) -> AsyncIterator[World]:
@@ -79,7 +80,7 @@ async def console_world(
     configuration = Configuration(
         listen=["127.0.0.1:0"],
         data=folder,
-        archive=ArchiveSection(is_on=False),
+        archive=ArchiveSection(is_on=archive),
         settings=Settings(sys_interval_s=interval_s, access=access or Access.open(), **settings),
     )
     async with AsyncExitStack() as stack:

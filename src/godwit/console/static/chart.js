@@ -53,7 +53,7 @@ export class Chart {
       low = Math.min(...known);
       top = Math.max(...known);
       const pad = (top - low) * 0.1 || Math.abs(top) * 0.1 || 1;
-      low -= pad;
+      low = low >= 0 ? Math.max(low - pad, 0) : low - pad;
       top += pad;
     }
     const x = (at) => LEFT + ((at - first) / span) * (width - LEFT - RIGHT);

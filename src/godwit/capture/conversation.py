@@ -24,7 +24,6 @@ from godwit.wire import cbor
 from godwit.wire import packet as wire
 from godwit.wire.batch import QOS_SHIFT, decode_head
 from godwit.wire.batch import decode_batches as decode_all_batches
-from godwit.wire.parameters import decode_parameters
 from godwit.wire.relay import REWIND, RelayRecord, decode_relay_record
 
 LOST_BEHIND: Final = 3
@@ -201,9 +200,9 @@ class CaptureReader:
         to_client.other, to_server.other = to_server, to_client
         to_client.sender, to_server.sender = SERVER, CLIENT
         with suppress(DecodeError):
-            seal = decode_parameters(accept.parameters).seal
-            if isinstance(seal, tuple) and seal:
-                to_client.suite = to_server.suite = seal[0]
+            match cbor.load(accept.parameters):
+                case {"seal": [int(suite), *_]}:
+                    to_client.suite = to_server.suite = suite
 
     def _track(self, direction: _Direction, truncated: int, report: PacketReport) -> None:
         is_first = not direction.seen

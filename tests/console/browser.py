@@ -15,6 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 import godwit
 from godwit.broker.access import Access
 from godwit.broker.settings import Settings
+from godwit.console.lake import ConsoleLake
 from godwit.console.server import ConsoleServer
 from godwit.net.service import Service
 from godwit.server.configuration import ArchiveSection, Configuration
@@ -86,7 +87,8 @@ async def console_world(
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(Service(configuration))
         host, port, *_ = service.addresses[0]
-        server = ConsoleServer(f"{host}:{port}", lake=lake)
+        shown = None if lake is None else ConsoleLake(lake, {"archive": f"{host}:{port + 1}"})
+        server = ConsoleServer(f"{host}:{port}", lake=shown)
         await server.start("127.0.0.1", 0)
         stack.push_async_callback(server.stop)
         driver = await stack.enter_async_context(async_playwright())

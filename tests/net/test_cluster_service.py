@@ -473,6 +473,13 @@ def test_up_runs_a_cluster_until_ctrl_c(tmp_path: Path) -> None:
         godwit_command("pub", "demo/hello", "Hello", "--qos", "1", "--broker", address)
         config = tmp_path / "up" / "node-1" / "broker.toml"
         assert "active" in godwit_command("cluster", "status", "--config", config)
+
+        killed = next(line for line in lines if line.startswith("node-2: process "))
+        os.kill(int(killed.split()[-1]), signal.SIGKILL)
+        while not any(line.startswith("node-2: process ") and line != killed for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        assert any("node-2: ended with exit code" in line for line in lines)
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0

@@ -35,7 +35,7 @@ function clusterCard(cluster) {
       h("span", { cls: "muted small" }, `${count(cluster.nodes.length)} nodes, epoch ${count(cluster.epoch)}`)),
     table("Nodes", [["Node"], ["State"], ["Address"], ["Behind", "num"]], cluster.nodes.map((one) => [
       shown(one.node), h("span", { cls: `pill ${NODE_STATES[one.state] || "waiting"}` }, shown(one.state)),
-      h("span", { cls: "mono" }, shown(one.address)), one.behind ? `${count(one.behind)} records` : "up to date"])));
+      h("span", { cls: "mono" }, shown(one.address)), one.behind ? `${count(one.behind)} ${one.behind === 1 ? "record" : "records"}` : "up to date"])));
 }
 
 export function overviewPage(view, api) {

@@ -10,11 +10,13 @@ export function pipelinePage(view, api) {
   const problem = (target, error) => replace(target, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
   const showStatus = (found) => {
     replace(note, found.problem ? h("p", { cls: "banner", role: "alert" }, "The lag is unknown: ", shown(found.problem)) : "");
-    const lag = found.logs.reduce((sum, one) => sum + (one.lag || 0), 0);
+    const lags = new Map(); // of each log, that of the query that is furthest behind
+    for (const one of found.logs) lags.set(one.log, Math.max(lags.get(one.log) || 0, one.lag || 0));
+    const lag = [...lags.values()].reduce((sum, one) => sum + one, 0);
     refresh(tiles, tile("Messages not read", found.problem ? "–" : count(lag)),
       found.tables.filter((one) => ["bronze/messages", "silver/readings", "silver/quarantine", "gold/windows", "gold/anomalies"].includes(one.table))
         .map((one) => tile(one.table, count(one.rows))));
-    refresh(queries, table("Queries", [["Query"], ["Log"], ["Offset", "num"], ["Lag", "num"], ["Last batch", "num"], ["Done"]], found.logs.map((one) => {
+    refresh(queries, table("Queries", [["Query"], ["Log"], ["Offset", "num"], ["Lag", "num"], ["Last batch", "num"], ["Ended"]], found.logs.map((one) => {
       const last = found.queries.find((other) => other.query === one.query);
       return [shown(one.query), h("span", { cls: "mono" }, one.log.slice(0, 8)), count(one.offset), one.lag === null ? "?" : count(one.lag),
         last ? count(last.batch) : "–", last ? ago(last.done_us) : "–"];

@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "metrics": ("errors", "msgspec prometheus_client"),  # the endpoint of any process, in a thread of its own
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
-    "capture": ("errors limits wire", "msgspec"),  # files and drawings of packets; bytes in, text out
+    "capture": ("errors limits wire transport", "msgspec"),  # files and drawings of packets; bytes in, text out
     "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
     "native": (f"{CORE} broker", "msgspec"),  # the first protocol that uses these ports
     "mqtt": ("errors limits wire broker", "msgspec"),  # the second

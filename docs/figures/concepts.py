@@ -93,7 +93,7 @@ def overview() -> Drawing:
     d.box(610, 218, 190, 52, "tables", "bronze, silver, gold")
     d.arrow((160, 46), (290, 46), text="UDP")
     d.arrow((160, 126), (290, 90), text="jobs", above=8)
-    d.arrow((290, 140), (160, 196), text="leases", above=8)
+    d.arrow((290, 140), (160, 196), text="leases", above=18)
     d.arrow((385, 170), (385, 200))
     d.arrow((480, 46), (610, 46), text="UDP")
     d.arrow((480, 225), (545, 225), (545, 146), (610, 146), text="archive")

@@ -1,4 +1,4 @@
-"""Make the pictures of the web console in docs/figures, with a broker, simulated rooms, workers and Chromium.
+"""Make the pictures of the web console in docs/figures, with a broker, simulated rooms, workers, Spark and Chromium.
 
 python docs/figures/console.py [FOLDER]
 """
@@ -10,20 +10,24 @@ import json
 import random
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests have the broker, the console and the browser
 
 from playwright.async_api import expect
-from tests.console.browser import World, client_of, console_world
+from tests.console.browser import World, client_of, console_world, until
 
 import godwit
-from godwit.cli.house import sensors
+from godwit.cli.house import SECOND_US, sensors
+from godwit.console.lake import ConsoleLake
 from godwit.console.server import ConsoleServer
 
 ROOMS, SEED, RUN_S = 5, 1, 60.0
 SECONDS_PER_SHOT: Final = 3.0
+HISTORY_MINUTES: Final = 36 * 60
+"""Readings of each room for the page about the pipeline, one a minute until now."""
 
 
 async def publish(world: World) -> None:
@@ -68,9 +72,33 @@ async def submit(world: World) -> None:
             await asyncio.sleep(2.0)
 
 
+async def fill(world: World, lake: Path) -> None:
+    """Publish what the rooms measured in the last day and a half, and make tables of it."""
+    start_us = time.time_ns() // 1000 - HISTORY_MINUTES * 60 * SECOND_US
+    async with client_of(world, "house-history") as client:
+        for room in sensors(4, SEED, start_us=start_us, step_us=60 * SECOND_US, faults_per_reading=0.0015):
+            publisher = client.publisher(f"home/{room.room}/temperature")
+            for _ in range(HISTORY_MINUTES):
+                reading = room.read()
+                if reading is not None:
+                    await publisher.ready()
+                    publisher.send(json.dumps({"time_us": reading.time_us, "celsius": round(reading.celsius, 2)}))
+            await publisher.flush()
+        for number in range(3):
+            await client.publish("plant/oven/2", json.dumps({"reading": 180 + number, "mode": "bake"}))
+        await client.publish("plant/oven/3", b"\xff\x01\x7f")
+    await until(lambda: world.service.archive_url != "")
+    command = ("pipeline", "run", "--once", "--archive", world.service.archive_url, "--lake", str(lake))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "godwit", *command)
+    if await process.wait():
+        raise SystemExit("the pipeline has failed: see above")
+
+
 async def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as data:
-        async with console_world(Path(data) / "log", interval_s=2.0) as world:
+        async with console_world(Path(data) / "log", interval_s=2.0, archive=True) as world:
+            lake = Path(data) / "lake"
+            await fill(world, lake)
             tasks = [
                 asyncio.create_task(one)
                 for one in (
@@ -84,7 +112,7 @@ async def main(folder: Path) -> None:
             ]
             await asyncio.sleep(4 * SECONDS_PER_SHOT)
             # A console that begins when everything runs, so that its charts do not begin with zero clients.
-            server = ConsoleServer(world.address)
+            server = ConsoleServer(world.address, lake=ConsoleLake(str(lake), {"archive": world.service.archive_url}))
             await server.start("127.0.0.1", 0)
             world.own.append(server.url)
             page = await world.open("about:blank")
@@ -104,6 +132,11 @@ async def main(folder: Path) -> None:
             await expect(page.get_by_role("grid", name="Jobs")).to_contain_text("running")
             await asyncio.sleep(SECONDS_PER_SHOT)
             await page.screenshot(path=folder / "console-jobs.png")
+            await page.set_viewport_size({"width": 1280, "height": 1500})
+            await page.goto(f"{server.url}/#/pipeline")
+            await expect(page.get_by_role("table", name="Messages in quarantine")).to_be_visible()
+            await asyncio.sleep(SECONDS_PER_SHOT)
+            await page.screenshot(path=folder / "console-pipeline.png")
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

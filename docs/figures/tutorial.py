@@ -35,7 +35,7 @@ def draw(target: Path) -> None:
             points += [(time_us / SECOND_US, one.celsius) for time_us, one in sorted(shown.items())]
         axes.plot(*zip(*points, strict=True), label=sensor.room, lw=1)
     axes.set(xlabel="seconds", ylabel="°C")
-    axes.legend(loc="upper right", ncols=ROOMS, fontsize=8)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=ROOMS, fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
     plt.close(figure)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+import cbor2
 from tests.capture.dissected import BEGAN_NS, CLIENT, CLIENT_ID, SERVER, SERVER_ID
 
-from godwit.capture.conversation import PacketReport, read_reports
+from godwit.capture.conversation import CaptureReader, PacketReport, read_reports
 from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
+from godwit.capture.key_log import KeyLog
 from godwit.capture.pcapng import CapturedDatagram
+from godwit.net.tls import ordered_suites
+from godwit.transport.protection import DirectionKey
 from godwit.wire import packet as wire
 from godwit.wire.batch import Batch, encode_batch, make_entry
 from godwit.wire.control import Error, Ping, Pong, Work, encode_control
@@ -84,6 +88,39 @@ def test_a_sealed_connection_shows_its_handshake_and_the_headers() -> None:
     assert [one.is_duplicate for one in reports] == [False] * 5 + [True, False]
     assert [bool(one.problem) for one in reports] == [False] * 6 + [True]
     assert "sealed, 33 bytes" in as_text(make_diagram(reports, 10))
+
+
+def test_a_key_log_opens_sealed_packets_also_after_updates_of_the_key() -> None:
+    suite = ordered_suites()[0]
+    random, client_secret, server_secret = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+    lines = f"GODWIT_CLIENT_SECRET {random.hex()} {client_secret.hex()}\nGODWIT_SERVER_SECRET {random.hex()} "
+    keys = KeyLog(f"# a comment\n{lines}{server_secret.hex()}\n", ordered_suites())
+    assert len(keys) == 2
+    line = Line()
+    parameters = cbor2.dumps({"seal": [suite.code]})
+    line.send(0, wire.AcceptFrame(SERVER_ID, bytes(16), bytes(16), parameters), to_server=False)
+    line.send(0, wire.CryptoFrame(0, 0, bytes(11) + random + bytes(20)))
+    ours, theirs = DirectionKey(suite, client_secret), DirectionKey(suite, server_secret)
+
+    def send(key: DirectionKey, number: int, frame: wire.Frame, *, to_server: bool = True) -> None:
+        header = wire.HEADER.pack(key.first_byte, SERVER_ID if to_server else CLIENT_ID, number)
+        nonce = key.salt + (key.iv ^ number).to_bytes(8, "big")
+        line.raw(header + key.encrypt(nonce, encode_frame(frame), header), to_server=to_server)
+
+    send(ours, 0, record(0, PING))
+    send(ours.next(suite), 2, record(2, PING))
+    send(ours, 1, record(1, PING))  # late, with the former key
+    send(theirs, 0, wire.AckFrame(0, ((1, 2),)), to_server=False)
+    line.raw(line.datagrams[-1].data[:-1] + b"\0", to_server=False)  # forged
+    reader = CaptureReader(keys)
+    reports = read_reports(line.datagrams, reader)
+    assert [one.parts for one in reports[2:6]] == [
+        *(["sealed", f"DATA channel 0 record {number}: ping"] for number in (0, 2, 1)), ["sealed", "ACK 1-2"],
+    ]  # fmt: skip
+    assert reports[5].acknowledges == [5, 4]
+    assert reader.opened == 4
+    for one in (reports[6], line.reports()[2]):
+        assert one.parts == [f"sealed, {len(one.datagram.data)} bytes"]
 
 
 def test_records_of_a_bridge() -> None:

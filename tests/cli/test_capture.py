@@ -159,6 +159,20 @@ def test_the_key_log_of_a_process_opens_a_recording(tmp_path: Path, writer: str)
     drawn = godwit("flow", str(output)).stdout.decode()
     assert "checksum" not in drawn
     assert "sealed, " in drawn
+    assert "publish" not in drawn
+    read = godwit("flow", str(output), "--key-log", str(keys))
+    assert read.stderr == b""
+    drawn = read.stdout.decode()
+    assert "sealed, " not in drawn
+    assert drawn.count("1 message, QoS 1") >= 2
+    assert "acknowledges #" in drawn
+    keys.write_text("something else\n")
+    done = godwit("flow", str(output), "--key-log", str(keys))
+    assert (done.returncode, b"has no secrets" in done.stderr) == (1, True)
+    keys.write_text(f"GODWIT_CLIENT_SECRET {'0' * 64} {'0' * 64}\n")
+    done = godwit("flow", str(output), "--key-log", str(keys))
+    assert b"opens no packet" in done.stderr
+    assert "sealed, " in done.stdout.decode()
 
 
 @contextmanager

@@ -114,10 +114,13 @@ def test_the_state_of_the_broker() -> None:
 
 def test_problems_come_first() -> None:
     figures = SysFigures()
-    publication(figures, 10, messages__dropped=0, network__dropped=0, logins__refused=0)
+    drops = {"network__dropped__packet__checksum": 0, "network__dropped__packet__repeated_fragment": 0}
+    publication(figures, 10, messages__dropped=0, logins__refused=0, **drops, cluster__node__two__state="standby")
+    publication(figures, 15, network__dropped__packet__repeated_fragment=70)  # belongs to a network with losses
     assert find_problems(figures) == []
     publication(
-        figures, 20, messages__dropped=10, network__dropped=10, logins__refused=10, log__writable=0,
+        figures, 25, messages__dropped=10, network__dropped__packet__checksum=20, logins__refused=10, log__writable=0,
+        cluster__node__two__state="away", cluster__node__one__state="active",
         log__disk__free_bytes=5, log__disk__size_bytes=100, subscriptions__behind__connected=2,
         subscriptions__lag__connected=1234,
     )  # fmt: skip
@@ -125,7 +128,10 @@ def test_problems_come_first() -> None:
     assert problems[0] == "the log is not writable: messages are refused"
     assert "2 connected subscriptions behind, up to 1,234 messages" in problems
     assert "logins are refused: 1.0/s" in problems
-    assert len(problems) == 6
+    assert "packets are dropped: 2.0/s" in problems
+    assert "nodes of the cluster are away: two" in problems
+    assert len(problems) == 7
+    assert "1 of 2 nodes" in describe_state(reading(1.0, 1), figures)[0]
     text = shown(reading(1.0, 1), figures, banner="away since 12:00")
     assert text.index("away since") < text.index(problems[0]) < text.index("2 clients") < text.index("192.0.2.7")
 

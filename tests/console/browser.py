@@ -15,6 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 import godwit
 from godwit.broker.access import Access
 from godwit.broker.settings import Settings
+from godwit.console.lake import ConsoleLake
 from godwit.console.server import ConsoleServer
 from godwit.net.service import Service
 from godwit.server.configuration import ArchiveSection, Configuration
@@ -71,6 +72,7 @@ async def console_world(
     *,
     access: Access | None = None,
     lake: str | None = None,
+    archive: bool = False,
     interval_s: float = 0.25,
     **settings: Any,
 ) -> AsyncIterator[World]:
@@ -79,13 +81,14 @@ async def console_world(
     configuration = Configuration(
         listen=["127.0.0.1:0"],
         data=folder,
-        archive=ArchiveSection(is_on=False),
+        archive=ArchiveSection(is_on=archive),
         settings=Settings(sys_interval_s=interval_s, access=access or Access.open(), **settings),
     )
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(Service(configuration))
         host, port, *_ = service.addresses[0]
-        server = ConsoleServer(f"{host}:{port}", lake=lake)
+        shown = None if lake is None else ConsoleLake(lake, {"archive": f"{host}:{port + 1}"})
+        server = ConsoleServer(f"{host}:{port}", lake=shown)
         await server.start("127.0.0.1", 0)
         stack.push_async_callback(server.stop)
         driver = await stack.enter_async_context(async_playwright())

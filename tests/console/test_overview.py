@@ -32,6 +32,35 @@ def test_the_overview_shows_live_figures(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_the_overview_shows_the_nodes_of_a_cluster(tmp_path: Path) -> None:
+    """The figures are those of an active node; the browser test has no engine."""
+    figures: dict[str, int | str] = {
+        "cluster/name": "plant",
+        "cluster/node": "one",
+        "cluster/epoch": 4,
+        "cluster/node/one/state": "active",
+        "cluster/node/one/address": "10.0.0.1:50000",
+        "cluster/node/one/behind": 0,
+        "cluster/node/two/state": "standby",
+        "cluster/node/two/behind": 12,
+    }
+
+    async def scenario() -> None:
+        async with console_world(tmp_path / "data") as world:
+            page = await world.open()
+            await expect(page.get_by_text("No problems")).to_be_visible()
+            card = page.get_by_role("region", name="Cluster")
+            await expect(card).to_be_hidden()
+            world.service.server.broker.add_figures(lambda: figures)
+            await expect(card.get_by_role("row").filter(has_text="one")).to_contain_text("active")
+            await expect(card.get_by_role("row").filter(has_text="two")).to_contain_text("12 records")
+            figures["cluster/node/two/state"] = "away"
+            await expect(page.get_by_text("Nodes of the cluster are away")).to_be_visible()
+            await expect(card.get_by_role("row").filter(has_text="two")).to_contain_text("away")
+
+    run(scenario)
+
+
 def test_a_login_has_the_rights_of_that_client(tmp_path: Path) -> None:
     access = Access(
         secrets={"anna": b"right secret", "operator": b"the operator's"},

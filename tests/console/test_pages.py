@@ -66,6 +66,15 @@ def test_a_message_is_published_and_seen(tmp_path: Path) -> None:
             await expect(dialog.get_by_label("Payload", exact=True)).to_contain_text("7b 22 63")
             await dialog.get_by_role("button", name="Close").click()
 
+            # The facts about the topic follow its messages, and names with blanks and commas are one topic.
+            await expect(page.locator(".last-value")).to_contain_text("22.25")
+            await client.publish("home/kitchen/left, upper shelf", b"17", retain=True)
+            await grid.get_by_role("row").filter(has_text="left, upper shelf").click()
+            await expect(tail.get_by_role("button").filter(has_text="17")).to_have_count(1)
+            await page.get_by_label("Topic filter of the tail").fill("plant/#, home/kitchen/temperature")
+            await page.get_by_role("button", name="Follow").click()
+            await expect(tail).to_contain_text("retained")
+
             await page.get_by_role("button", name="Pause").click()
             await client.publish("home/kitchen/temperature", {"celsius": 23})
             await expect(page.get_by_text("Paused, 1 new messages")).to_be_visible()
@@ -89,6 +98,8 @@ def test_a_client_is_kicked(tmp_path: Path) -> None:
             client.subscribe("other"),
         ):
             page = await world.open("/#/clients")
+            await page.get_by_role("columnheader", name="Lag").get_by_role("button").click()
+            await expect(page.get_by_role("columnheader", name="Lag")).to_have_attribute("aria-sort", "descending")
             await page.get_by_label("Search clients").fill("victim")
             await page.get_by_role("row").filter(has_text="victim").click()
             dialog = page.get_by_role("dialog", name="victim")
@@ -242,12 +253,16 @@ def test_pages_fit_narrow_screens_and_many_topics(tmp_path: Path) -> None:
     names = [f"site{number // 1000}/device{number}/temperature" for number in range(10_000)]
 
     async def scenario() -> None:
-        async with console_world(tmp_path / "data", topics=tuple(names)) as world:
+        lake = lake_of_0_5_0(tmp_path)
+        async with console_world(tmp_path / "data", topics=tuple(names), lake=lake.address) as world:
             page = await world.open(width=390, theme="dark")
-            for name in ("Overview", "Topics", "Clients", "Jobs", "Log"):
+            navigation = page.get_by_role("navigation")
+            for name in ("Overview", "Topics", "Clients", "Jobs", "Log", "Pipeline"):
                 await go(page, name)
                 width = await page.evaluate("document.documentElement.scrollWidth")
                 assert width <= 390, f"{name} is {width} pixels wide"
+                assert await page.locator(".side").evaluate("one => one.clientHeight") < 120
+                assert await navigation.evaluate("one => one.scrollWidth <= one.clientWidth"), "a link is cut off"
             await go(page, "Topics")
             await expect(page.get_by_text("10,000 topics")).to_be_visible()
             grid = page.get_by_role("grid", name="Topics")
@@ -363,6 +378,48 @@ def test_clients_jobs_and_the_log_work_with_the_keyboard(tmp_path: Path) -> None
             await press_until(page, "Tab", page.get_by_role("button", name="Replay"))
             await keys.press("Enter")
             await expect(page.get_by_role("list", name="Messages")).to_contain_text("before")
+
+    run(scenario)
+
+
+def test_the_pipeline_works_with_the_keyboard(tmp_path: Path) -> None:
+    """All parts of the page can be reached; the focus stays where it is while the page reads the tables again."""
+
+    async def scenario() -> None:
+        lake = lake_of_0_5_0(tmp_path)
+        async with console_world(tmp_path / "data", lake=lake.address) as world:
+            page = await world.open()
+            keys = page.keyboard
+            await press_until(page, "Tab", page.get_by_role("link", name="Pipeline"))
+            await keys.press("Enter")
+            quarantine = page.get_by_role("region", name="Quarantine", exact=True)
+            messages = quarantine.get_by_role("table", name="Messages in quarantine").get_by_role("row")
+            await expect(messages).to_have_count(1 + 2)
+            names = ("Queries", "Last changes of bronze", "Quarantine by reason", "Messages in quarantine", "Tables")
+            for name in names:
+                await press_until(page, "Tab", page.get_by_role("region", name=name, exact=True).last)
+            reason = quarantine.get_by_role("table", name="Quarantine by reason").get_by_role("button").first
+            await press_until(page, "Shift+Tab", reason)
+            await keys.press("Enter")
+            await expect(reason).to_have_attribute("aria-pressed", "true")
+            await expect(reason).to_be_focused()
+            await keys.press("Space")
+            await expect(reason).to_have_attribute("aria-pressed", "false")
+
+            # A further message comes into quarantine, and the tables are shown anew: the focus is where it was.
+            row = lake.table(readings.QUARANTINE).arrow().to_pylist()[0]
+            more = pa.Table.from_pylist([{**row, "offset": 120}], readings.QUARANTINE.schema)
+            lake.table(readings.QUARANTINE).append_arrow(more, {"test": 1})
+            await expect(messages).to_have_count(1 + 3)
+            await expect(reason).to_be_focused()
+
+            await press_until(page, "Shift+Tab", quarantine.get_by_role("button", name="Requeue"))
+            await keys.press("Enter")
+            dialog = page.get_by_role("dialog", name="Decode the quarantine again?")
+            await press_until(page, "Tab", dialog.get_by_role("button", name="Keep"))
+            await keys.press("Enter")
+            await expect(dialog).to_have_count(0)
+            await expect(quarantine.get_by_role("button", name="Requeue")).to_be_focused()
 
     run(scenario)
 

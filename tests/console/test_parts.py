@@ -7,13 +7,17 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from godwit.console import pages
 from godwit.console.catalogue import TopicCatalogue
-from godwit.console.figures import PERIOD_S, FigureHistory
+from godwit.console.connection import MAX_CACHED, BrowserConnection
+from godwit.console.figures import NODE_BEHIND, PERIOD_S, FigureHistory, cluster_state
 from godwit.console.link import BrokerLink
 from godwit.console.logins import FREE_FAILURES, IDLE_S, MAX_WAIT_S, LoginLimiter, LoginSessions
 from godwit.console.tail import DETAIL_BYTES, payload_detail, payload_form
-from godwit.wire.control import ClientInfo, TopicInfo
+from godwit.errors import GodwitError
+from godwit.wire.control import ClientInfo, CursorInfo, TopicInfo
 
 
 def history(**figures: int) -> FigureHistory:
@@ -65,6 +69,25 @@ def test_problems_are_sorted_and_explained() -> None:
         "Absent subscribers have messages", "Packets were dropped", "Messages were dropped",
     }  # fmt: skip
     assert FigureHistory().problems() == []
+
+
+def test_nodes_of_a_cluster_are_reported() -> None:
+    made = history(messages__in=1)
+    assert cluster_state(made.current) is None
+    for name, figure in {
+        "name": "plant", "node": "one", "epoch": 3, "nodes": 2, "node/one/state": "active", "node/one/behind": 0,
+        "node/two/state": "standby", "node/two/address": "10.0.0.2:50000", "node/two/behind": NODE_BEHIND + 1,
+        "node/three/state": "away", "node/three/behind": 5_000,
+    }.items():  # fmt: skip
+        made.handle_figure(f"$sys/cluster/{name}", str(figure).encode())
+    found = cluster_state(made.current)
+    assert found is not None
+    assert (found.name, found.node, found.epoch) == ("plant", "one", 3)
+    states = [(one.node, one.state, one.address) for one in found.nodes]
+    assert states == [("one", "active", ""), ("three", "away", ""), ("two", "standby", "10.0.0.2:50000")]
+    problems = {one.title: one.text for one in made.problems()}
+    assert problems["Nodes of the cluster are away"].startswith("three: ")
+    assert problems["Nodes of the cluster are behind"] == "two by 1,001 records."
 
 
 def test_figures_of_a_hostile_broker_are_bounded() -> None:
@@ -157,16 +180,53 @@ class _Client:
         self.calls += 1
         return self.found
 
+    async def cursors(self, **_: Any) -> list[CursorInfo]:
+        return [
+            CursorInfo(client="device-0003", filters=["a/#"], lag=5),
+            CursorInfo(client="device-0005", filters=["a/#"], lag=2_000, idle=True),
+            CursorInfo(client="device-0007", filters=["a/#"], lag=3),
+            CursorInfo(client="device-0007", filters=["b/#"], lag=900),
+        ]
+
 
 class _Browser:
     def __init__(self) -> None:
         self.link = self
         self.client = _Client()
-        self._found: Any = None
+        self._found: dict[str, Any] = {}
 
-    async def cached(self, _: str, read: Any) -> Any:
-        self._found = self._found or await read()
-        return self._found
+    async def cached(self, name: str, read: Any) -> Any:
+        if name not in self._found:
+            self._found[name] = await read()
+        return self._found[name]
+
+
+def test_lists_are_read_once_for_several_requests() -> None:
+    async def scenario() -> None:
+        unused: Any = None
+        browser = BrowserConnection(unused, unused, lake=None)
+        reads = 0
+
+        async def read() -> int:
+            nonlocal reads
+            reads += 1
+            await asyncio.sleep(0)
+            if reads == 2:
+                raise GodwitError("the broker is away")
+            return reads
+
+        first, second = await asyncio.gather(browser.cached("a", read), browser.cached("a", read))
+        assert (first, second) == (1, 1)
+        assert await browser.cached("a", read) == 1
+        browser.forget("a")
+        with pytest.raises(GodwitError, match="away"):
+            await browser.cached("a", read)
+        assert await browser.cached("a", read) == 3  # an error is not remembered
+        for number in range(3 * MAX_CACHED):
+            await browser.cached(f"quarantine {number}", read)
+        assert len(browser._cache) == MAX_CACHED
+
+    asyncio.run(scenario())
 
 
 def test_thousands_of_clients_come_in_pages() -> None:
@@ -183,5 +243,9 @@ def test_thousands_of_clients_come_in_pages() -> None:
         assert browser.client.calls == 1
         found = await pages.clients(browser, pages.ClientsQuery(search="E-499"))
         assert found["total"] == 10
+        found = await pages.clients(browser, pages.ClientsQuery(sort="lag", limit=3))
+        assert [(row["name"], row["lag"]) for row in found["rows"]] == [
+            ("device-0007", 900), ("device-0003", 5), ("device-0000", 0),
+        ]  # fmt: skip
 
     asyncio.run(scenario())

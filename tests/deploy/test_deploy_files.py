@@ -111,19 +111,19 @@ def test_the_cast_is_in_two_isolated_networks() -> None:
     }
     assert members["publishers"] == {"broker", "publisher-1", "publisher-2"}
     assert members["subscribers"] == {"broker", "subscriber-1", "subscriber-2", "capture"}
-    assert members["monitoring"] == {"broker", "prometheus", "grafana"}
+    assert members["monitoring"] == {"broker", "console", "prometheus", "grafana"}
     assert compose["networks"]["publishers"]["internal"]
     assert compose["networks"]["subscribers"]["internal"]
 
 
 def test_containers_have_no_rights() -> None:
-    assert len(ours()) == 6
+    assert len(ours()) == 7
+    assert [name for name, one in ours().items() if "ports" in one] == ["console"]
     for one in ours().values():
         assert one["read_only"]
         assert one["user"] == f"{USER}:{USER}"
         assert one["cap_drop"] == ["ALL"]
         assert one["security_opt"] == ["no-new-privileges:true"]
-        assert "ports" not in one
     for one in services().values():
         assert all(port.startswith("127.0.0.1:") for port in one.get("ports", []))
         for volume in one.get("volumes", []):
@@ -239,7 +239,18 @@ def test_configurations_are_valid_and_match_the_ports(text: str) -> None:
     exposed = re.search(r"^EXPOSE (.*)$", CONTAINERFILE.read_text(), re.MULTILINE)
     assert exposed
     ports = {f"{one['containerPort']}/{one['protocol'].lower()}" for one in pod()["containers"][0]["ports"]}
-    assert ports == set(exposed[1].split()) == {"50000/udp", "50001/tcp", "9464/tcp"}
+    assert ports == {"50000/udp", "50001/tcp", "9464/tcp"}
+    assert set(exposed[1].split()) == ports | {"8080/tcp"}  # in Kubernetes the console is for the pod itself only
+
+
+def test_the_image_has_the_packages_of_its_commands() -> None:
+    extras = re.search(r"'\.\[(.*)\]'", CONTAINERFILE.read_text())
+    assert extras
+    assert set(extras[1].split(",")) == {"archive", "cluster", "console"}
+    assert services()["console"]["command"][0] == "console"
+    container = pod()["containers"][0]
+    check_options(container["args"][0], container["args"][1:])
+    assert "--console" in container["args"]
 
 
 # -- systemd ----------------------------------------------------------------------------------------------------------

@@ -178,6 +178,11 @@ def test_the_cast_of_the_compose_file(topology: Topology, tmp_path: Path) -> Non
     topology.until(lambda: scraped().get("godwit_sealed_connections") == 5)
     topology.until(lambda: scraped().get('godwit_messages_sent_total{qos="1"}', 0) > 0)
 
+    topology.start("console")
+    page = ("prometheus", sys.executable, "-c", READ_URL, f"http://{topology.address('console', 'monitoring')}:8080/")
+    topology.until(lambda: "Godwit console" in topology.run(*page).stdout)
+    topology.until(lambda: scraped().get("godwit_clients") == 6)
+
     capture = tmp_path / "capture"
     topology.until(lambda: any(part.stat().st_size > 20_000 for part in capture.glob(".godwit-*.part")))
     assert topology.stop("capture") == 0

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.metrics.http_client import address_of, get, samples
 from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, content_hash, place_of, wait_until
 from tests.net.nats_servers import NatsServers, find_program
 from tests.net.postgres_servers import PostgresServers, find_programs
@@ -388,7 +389,8 @@ def test_status_handover_and_check(cluster: Cluster) -> None:
     assert "no node is active" in godwit_command("cluster", "handover", "--config", config, code=1)
 
 
-async def read_figures(address: str) -> dict[str, bytes]:
+async def read_figures(address: str, *states: bytes) -> dict[str, bytes]:
+    """Return the figures of the cluster as soon as its nodes have these states."""
     found: dict[str, bytes] = {}
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -397,21 +399,37 @@ async def read_figures(address: str) -> dict[str, bytes]:
     ):
         async for message in messages:
             found[message.topic.removeprefix("$sys/cluster/")] = bytes(message.payload)
-            if len([name for name in found if name.endswith("/state")]) == 3 and found.get("nodes") == b"3":
+            if sorted(value for name, value in found.items() if name.endswith("/state")) == sorted(states):
                 break
     return found
 
 
 def test_figures(servers: NatsServers, tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, servers, head="sys_interval_s = 1\n")
+    cluster = Cluster(tmp_path, servers, head="sys_interval_s = 1\n", more='[metrics]\nlisten = "127.0.0.1:0"\n')
     try:
         cluster.start()
         active = cluster.wait_for_active()
-        found = asyncio.run(read_figures(cluster.address))
+        found = asyncio.run(read_figures(cluster.address, b"active", b"standby", b"standby"))
         assert (found["name"], found["node"]) == (b"test", active.name.encode())
         assert found[f"node/{active.name}/state"] == b"active"
-        states = sorted(value for name, value in found.items() if name.endswith("/state"))
-        assert states == [b"active", b"standby", b"standby"]
+        url = next(line["url"] for line in active.lines if line["kind"] == "metrics")
+
+        def scraped() -> dict[str, float]:
+            return samples(get(address_of(url), "/metrics").body)
+
+        figures = scraped()
+        assert (figures["godwit_cluster_nodes"], figures["godwit_cluster_nodes_away"]) == (3, 0)
+        assert figures["godwit_cluster_epoch"] >= 1
+        assert f'godwit_cluster_node_behind_records{{node="{active.name}"}}' in figures
+
+        lost = next(node for node in cluster.nodes if node is not active)
+        lost.kill()
+        wait_until(lambda: scraped()["godwit_cluster_nodes_away"] == 1)
+        found = asyncio.run(read_figures(cluster.address, b"active", b"standby", b"away"))
+        assert found[f"node/{lost.name}/state"] == b"away"
+        lost.start()
+        asyncio.run(read_figures(cluster.address, b"active", b"standby", b"standby"))
+        assert scraped()["godwit_cluster_nodes"] == 3
     finally:
         cluster.stop()
 
@@ -470,6 +488,13 @@ def test_up_runs_a_cluster_until_ctrl_c(tmp_path: Path) -> None:
         godwit_command("pub", "demo/hello", "Hello", "--qos", "1", "--broker", address)
         config = tmp_path / "up" / "node-1" / "broker.toml"
         assert "active" in godwit_command("cluster", "status", "--config", config)
+
+        killed = next(line for line in lines if line.startswith("node-2: process "))
+        os.kill(int(killed.split()[-1]), signal.SIGKILL)
+        while not any(line.startswith("node-2: process ") and line != killed for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        assert any("node-2: ended with exit code" in line for line in lines)
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0

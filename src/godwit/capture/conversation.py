@@ -5,6 +5,8 @@ a connection are known from the ACCEPT of its handshake; without it, from the ad
 
 A recording on the machine of the sender or the receiver may have trains: packets of a connection in one datagram, which
 its network card would cut or has joined (GSO, GRO). They are reported on one by one.
+
+The frames of a sealed packet are shown if a key log has the secrets of its connection, and the capture its handshake.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from godwit.capture.key_log import CLIENT, SERVER, KeyLog, SealedOpener
 from godwit.capture.pcapng import CapturedDatagram
 from godwit.errors import DecodeError
 from godwit.wire import cbor
@@ -75,6 +78,11 @@ class _Direction:
         self.channels: dict[int, str] = {}
         """Channels by the kind of their record 0."""
         self.largest_acknowledged = -1
+        self.sender = ""
+        """CLIENT or SERVER, if the capture has the accept."""
+        self.suite = 0
+        """The algorithm of a sealed connection, from its accept."""
+        self.opener: SealedOpener | None = None
 
 
 class _Unfinished:
@@ -99,7 +107,11 @@ class _Unfinished:
 class CaptureReader:
     """Reads datagrams in the order of the capture, and reports on each."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: KeyLog | None = None) -> None:
+        """Begin. With `keys`, sealed packets are opened as far as possible."""
+        self._keys = keys
+        self.opened = 0
+        """Sealed packets whose frames are shown."""
         self.reports: list[PacketReport] = []
         self._directions: dict[int, _Direction] = {}
         self._by_addresses: dict[tuple[Any, Any], _Direction] = {}
@@ -124,7 +136,9 @@ class CaptureReader:
         for frame in frames:
             report.parts.append(self._describe(frame, direction, report))
         if isinstance(frames[0], wire.AcceptFrame):
-            self._link(connection_id, frames[0].connection_id)
+            self._link(connection_id, frames[0])
+        elif isinstance(frames[0], wire.CryptoFrame):
+            self._find_keys(direction, frames[0])
         return report
 
     def _add_sealed(self, datagram: CapturedDatagram, report: PacketReport) -> None:
@@ -134,8 +148,29 @@ class CaptureReader:
             report.problem = f"a sealed packet is cut short at {len(datagram.data)} bytes"
             return
         _, connection_id, number = wire.HEADER.unpack_from(datagram.data)
-        self._track(self._direction(connection_id, datagram), number, report)
+        direction = self._direction(connection_id, datagram)
+        self._track(direction, number, report)
         report.parts.append(f"sealed, {length} bytes")
+        if direction.opener is None or report.packet_number is None:
+            return
+        content = direction.opener.open(datagram.data, report.packet_number)
+        if content is None:
+            return
+        self.opened += 1
+        try:
+            frames = wire.decode_frames(content)
+        except DecodeError as error:
+            report.problem = str(error)
+            return
+        report.parts = ["sealed", *(self._describe(frame, direction, report) for frame in frames)]
+
+    def _find_keys(self, direction: _Direction, frame: wire.CryptoFrame) -> None:
+        """Look for the secrets of a sealed connection, when its client hello is there."""
+        if self._keys is None or direction.sender != CLIENT or direction.opener is not None or frame.offset:
+            return
+        direction.opener = self._keys.opener(frame.body, direction.suite, CLIENT)
+        if direction.other is not None:
+            direction.other.opener = self._keys.opener(frame.body, direction.suite, SERVER)
 
     def finish(self) -> list[PacketReport]:
         """Return all reports, after lost packets were marked."""
@@ -159,10 +194,15 @@ class CaptureReader:
             self._by_addresses[datagram.source, datagram.destination] = found
         return found
 
-    def _link(self, client_id: int, server_id: int) -> None:
+    def _link(self, client_id: int, accept: wire.AcceptFrame) -> None:
         to_client = self._directions.setdefault(client_id, _Direction())
-        to_server = self._directions.setdefault(server_id, _Direction())
+        to_server = self._directions.setdefault(accept.connection_id, _Direction())
         to_client.other, to_server.other = to_server, to_client
+        to_client.sender, to_server.sender = SERVER, CLIENT
+        with suppress(DecodeError):
+            match cbor.load(accept.parameters):
+                case {"seal": [int(suite), *_]}:
+                    to_client.suite = to_server.suite = suite
 
     def _track(self, direction: _Direction, truncated: int, report: PacketReport) -> None:
         is_first = not direction.seen
@@ -340,9 +380,9 @@ def first_packet_bytes(data: bytes) -> int:
     return len(data)
 
 
-def read_reports(datagrams: Iterable[CapturedDatagram]) -> list[PacketReport]:
-    """Return the reports on all packets of a capture."""
-    reader = CaptureReader()
+def read_reports(datagrams: Iterable[CapturedDatagram], reader: CaptureReader | None = None) -> list[PacketReport]:
+    """Return the reports on all packets of a capture, with a reader of its own or this one."""
+    reader = reader or CaptureReader()
     for datagram in datagrams:
         data = datagram.data
         size = len(data) if datagram.length else first_packet_bytes(data)

@@ -21,7 +21,8 @@ LANE_WIDTH: Final = 230
 ROW_HEIGHT: Final = 26
 TOP: Final = 64
 LEFT: Final = 130
-NOTE_WIDTH: Final = 700
+LETTER_WIDTH: Final = 7.3
+"""Of the notes, whose font has letters of one width."""
 TEXT_LANE: Final = 30
 
 
@@ -145,11 +146,14 @@ def as_text(diagram: FlowDiagram) -> str:
             cells[last - 1] = ">"
         elif row.destination < row.source:
             cells[first + 1] = "<"
-        notes = "  ".join([row.text, *(f"({mark})" for mark in row.marks)])
-        lines.append(f"{row.number:>5} {row.time:>11} {row.packet_number:>6}  {''.join(cells)}  {notes}")
+        lines.append(f"{row.number:>5} {row.time:>11} {row.packet_number:>6}  {''.join(cells)}  {_notes(row)}")
     if diagram.omitted:
         lines.append(f"{blank}{diagram.omitted:,} further packets are not shown")
     return "\n".join(lines) + "\n"
+
+
+def _notes(row: FlowRow) -> str:
+    return "  ".join([row.text, *(f"({mark})" for mark in row.marks)])
 
 
 # -- SVG and HTML -----------------------------------------------------------------------------------------------------
@@ -163,7 +167,8 @@ stroke-dasharray:5 4}.damaged{stroke:#cf222e}.mark{fill:#bc4c00}.bad{fill:#cf222
 
 def as_svg(diagram: FlowDiagram) -> str:
     """Return the diagram as an SVG document, without scripts and without anything from other addresses."""
-    width = LEFT + LANE_WIDTH * max(len(diagram.lanes) - 1, 0) + 40 + NOTE_WIDTH
+    longest = max((len(_notes(row)) for row in diagram.rows), default=0)
+    width = LEFT + LANE_WIDTH * max(len(diagram.lanes) - 1, 0) + 40 + round(LETTER_WIDTH * longest)
     bottom = TOP + ROW_HEIGHT * (len(diagram.rows) + 1)
     height = bottom + (ROW_HEIGHT if diagram.omitted else 10)
     out = [
@@ -214,9 +219,8 @@ def _svg_arrow(row: FlowRow, y: int) -> list[str]:
             f'<path class="{row.style}" d="M{tip - step} {y - 4}L{tip} {y}L{tip - step} {y + 4}" fill="none" '
             'stroke-width="1.5"/>'
         )
-    middle = (begin + end) // 2
     if row.packet_number:
-        out.append(_svg_text(middle, y - 4, row.packet_number, "small", anchor="middle"))
+        out.append(_svg_text((begin + tip) // 2, y - 4, row.packet_number, "small", anchor="middle"))
     return out
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -28,6 +28,9 @@ from godwit.cli.connection import (
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.text import count, safe
 from godwit.errors import GodwitError, UsageError
+
+if TYPE_CHECKING:
+    from godwit.capture.key_log import KeyLog
 
 DISSECTOR: Final = "godwit.lua"
 MAX_CAPTURE_BYTES: Final = 1024 * 1024 * 1024
@@ -148,6 +151,15 @@ def flow(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Largest number of packets.")] = 500,
+    key_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            readable=False,
+            help="File that GODWIT_KEY_LOG named for the broker or a client: show the frames of sealed packets.",
+            show_default="none",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Draw the packets of a capture as a sequence diagram, with one lane for each address.
@@ -156,7 +168,7 @@ def flow(
     of other protocols are left out. Captures of godwit, tcpdump and Wireshark can be read; of a damaged one, the
     packets before the damage are shown.
     """
-    from godwit.capture.conversation import read_reports
+    from godwit.capture.conversation import CaptureReader, read_reports
     from godwit.capture.flow import as_html, as_svg, as_text, make_diagram
     from godwit.capture.pcapng import CapturedDatagram, CaptureError, read_capture
     from godwit.wire.packet import VERSION
@@ -178,9 +190,16 @@ def flow(
         if not datagrams:
             raise GodwitError(f"{safe(str(capture))}: {error}") from error
         typer.echo(f"{safe(str(capture))}: {error}; the packets before are shown", err=True)
-    reports = read_reports(datagrams)
+    reader = CaptureReader(None if key_log is None else _read_keys(key_log))
+    reports = read_reports(datagrams, reader)
     if not reports:
         raise GodwitError(f"{safe(str(capture))} has no such packets of the native protocol; check it and --address")
+    if key_log is not None and not reader.opened:
+        typer.echo(
+            f"{safe(str(key_log))} opens no packet: it must be of these connections, and the capture must have their "
+            "handshakes",
+            err=True,
+        )
     diagram = make_diagram(reports, limit)
     if output is None:
         typer.echo(as_text(diagram), nl=False)
@@ -193,6 +212,16 @@ def flow(
     with new_file(output, force=force) as part:
         part.write_text(text, encoding="utf-8")
     typer.echo(f"{safe(str(output))}: {count(len(diagram.rows), 'packet')}", err=True)
+
+
+def _read_keys(path: Path) -> KeyLog:
+    from godwit.capture.key_log import KeyLog
+    from godwit.net.tls import ordered_suites
+
+    keys = KeyLog(_read(path).decode("utf-8", "replace"), ordered_suites())
+    if not keys:
+        raise GodwitError(f"{safe(str(path))} has no secrets; name the file that GODWIT_KEY_LOG named")
+    return keys
 
 
 def _read(path: Path) -> bytes:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from godwit.cli.connection import DEFAULT_BROKER, BrokerOption
+from godwit.cli.pipeline import ArchiveOption, CertificateOption, TokenOption
+from godwit.cli.pipeline_run import SourceOptions
 from godwit.cli.text import safe
 from godwit.errors import ConfigurationError, GodwitError, UsageError
 from godwit.install import pip_command
@@ -55,6 +57,9 @@ def console(
         str | None,
         typer.Option("--lake", metavar="DIR", help="Location of the pipeline's tables, for the page about them."),
     ] = None,
+    archive: ArchiveOption = None,
+    token_file: TokenOption = None,
+    certificate_file: CertificateOption = None,
     pipeline_config: Annotated[
         Path | None,
         typer.Option(
@@ -104,12 +109,22 @@ def console(
         )
     if lake is not None and importlib.util.find_spec("deltalake") is None:
         raise UsageError(f"--lake needs the packages of the pipeline: run {pip_command('spark')}")
-    if pipeline_config is not None and lake is None:
-        raise UsageError("--pipeline-config needs --lake, the location of the pipeline's tables")
+    for option, value in (
+        ("--pipeline-config", pipeline_config),
+        ("--archive", archive),
+        ("--token-file", token_file),
+        ("--certificate-file", certificate_file),
+    ):
+        if value and lake is None:
+            raise UsageError(f"{option} needs --lake, the location of the pipeline's tables")
+    from godwit.console.lake import ConsoleLake
     from godwit.console.server import ConsoleServer
 
-    config = None if pipeline_config is None else str(pipeline_config)
-    server = ConsoleServer(broker, lake=lake, pipeline_config=config, host_names=host_name or [])
+    shown = None
+    if lake is not None:
+        source = SourceOptions(archive or [], broker, [], token_file, certificate_file)
+        shown = ConsoleLake(lake, source.options(), None if pipeline_config is None else str(pipeline_config))
+    server = ConsoleServer(broker, lake=shown, host_names=host_name or [])
     loop.run(_serve(server, host, port, tls, end_with_input=END_WITH_INPUT in os.environ))
 
 

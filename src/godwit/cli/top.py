@@ -30,6 +30,7 @@ from godwit.cli.connection import (
     run,
 )
 from godwit.cli.text import count, safe, size
+from godwit.console.figures import DROPPED, HARMLESS
 from godwit.errors import AccessError, BrokerUnreachableError, ConnectionClosedError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 SORT_KEYS: Final = {"n": "name", "i": "in", "o": "out", "l": "lag"}
 SYS: Final = "$sys/"
 UPTIME: Final = "uptime_s"
+NODE: Final = "cluster/node/"
+STATE: Final = "/state"
+AWAY: Final = "away"
+MAX_NODES: Final = 100
 DISK_FREE_SHARE: Final = 0.1
 """With less free room the disk is reported as nearly full."""
 POLL_S: Final = 1.0
@@ -65,9 +70,19 @@ class SysFigures:
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
         self._before: dict[str, float] = {}
+        self.node_states: dict[str, str] = {}
+        """The states of the nodes of a cluster, by name."""
 
     def add(self, name: str, payload: bytes) -> None:
-        """Add a figure; texts are ignored. `uptime_s` is the first one of each publication of the broker."""
+        """Add a figure; other texts than states of nodes are ignored.
+
+        `uptime_s` is the first one of each publication of the broker.
+        """
+        if name.startswith(NODE) and name.endswith(STATE):
+            node = name[len(NODE) : -len(STATE)]
+            if node in self.node_states or len(self.node_states) < MAX_NODES:
+                self.node_states[node] = payload[:100].decode("utf-8", "replace")
+            return
         try:
             figure = float(payload)
         except ValueError:
@@ -86,6 +101,12 @@ class SysFigures:
         if name not in self._now or name not in self._before or UPTIME not in self._before:
             return None
         return max(self._now[name] - self._before[name], 0.0) / (self._now[UPTIME] - self._before[UPTIME])
+
+    def drop_rate(self) -> float:
+        """Return the packets and datagrams that are dropped per second, without those of every lossy network."""
+        names = [name for name in self._now if name.startswith(DROPPED)]
+        rates = [self.rate(name) for name in names if name.rpartition("/")[2].replace("_", " ") not in HARMLESS]
+        return sum(rate for rate in rates if rate is not None)
 
     async def follow(self, client: AsyncClient) -> None:
         """Add the figures that the broker publishes, until it is cancelled."""
@@ -111,7 +132,7 @@ async def read_broker(client: AsyncClient, at: float) -> TopReading:
         for one in await client.clients():
             clients[one.name] = TopRow(one.name, one.address or "away", one.messages_in, one.messages_out)
         for cursor in await client.cursors():
-            if cursor.client in clients:
+            if cursor.client in clients and not cursor.idle:  # else its filters do not match what follows
                 clients[cursor.client].lag = max(clients[cursor.client].lag, cursor.lag)
     topics = [
         TopRow(one.name, count(one.subscribers, "subscriber"), one.messages, one.messages * one.subscribers)
@@ -161,6 +182,9 @@ def describe_state(reading: TopReading, figures: SysFigures) -> list[str]:
         first.append(f"{size(round(rate))}/s in")
     if (rate := figures.rate("bytes/out")) is not None:
         first.append(f"{size(round(rate))}/s out")
+    if nodes := figures.node_states:
+        present = sum(state != AWAY for state in nodes.values())
+        first.append(f"{present} of {count(len(nodes), 'node')}")
     second: list[str] = []
     median, tail = figures.get("network/round_trip_us/median"), figures.get("network/round_trip_us/p95")
     if median is not None and tail is not None:
@@ -187,16 +211,18 @@ def find_problems(figures: SysFigures) -> list[str]:
     free, total = figures.get("log/disk/free_bytes"), figures.get("log/disk/size_bytes")
     if free is not None and total and free / total < DISK_FREE_SHARE:
         found.append(f"the disk of the log is nearly full: {size(round(free))} of {size(round(total))} are free")
+    if away := sorted(safe(name) for name, state in figures.node_states.items() if state == AWAY):
+        found.append(f"nodes of the cluster are away: {', '.join(away)}")
     behind = figures.get("subscriptions/behind/connected")
     if behind:
         lag = round(figures.get("subscriptions/lag/connected") or 0)
         found.append(f"{count(round(behind), 'connected subscription')} behind, up to {count(lag, 'message')}")
-    for name, text in (
-        ("messages/dropped", "messages of QoS 0 are dropped"),
-        ("network/dropped", "packets are dropped"),
-        ("logins/refused", "logins are refused"),
+    for rate, text in (
+        (figures.rate("messages/dropped"), "messages of QoS 0 are dropped"),
+        (figures.drop_rate(), "packets are dropped"),
+        (figures.rate("logins/refused"), "logins are refused"),
     ):
-        if rate := figures.rate(name):
+        if rate:
             found.append(f"{text}: {rate:,.1f}/s")
     return found
 

@@ -21,9 +21,12 @@ DEFAULT_DATA: Final = "godwit-cluster"
 WATCHED: Final = (
     "sh", "-c",
     'exec 3<&0; "$@" 3<&- & p=$!; echo "{\\"kind\\": \\"process\\", \\"pid\\": $p}"; '
-    '{ cat <&3 >/dev/null; kill $p; } & wait $p', "sh",
+    '{ cat <&3; kill $p; } >/dev/null 2>&1 & w=$!; wait $p; c=$?; kill $w; exit $c', "sh",
 )  # fmt: skip
-"""Runs a node until it ends, or until standard input is closed, and prints its process id."""
+"""Runs a node until it ends, or until standard input is closed, and prints its process id.
+
+The process that waits for the end of standard input has no other output: it would keep that of the node open.
+"""
 RESTART_S: Final = 3.0
 """Pause before a node that has ended is started again."""
 END_S: Final = 10.0
@@ -114,6 +117,8 @@ class _Node:
             async for line in process.stdout:
                 self._on_line(line)
             code = await process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
             self._print(f"ended with exit code {code}; it is started again in {RESTART_S:g} s")
             await asyncio.sleep(RESTART_S)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ MAX_RUNNING: Final = 16
 CACHE_S: Final = 1.5
 CACHE_DUTY: Final = 5
 """A list is read anew when it is this many times as old as reading it took."""
+MAX_CACHED: Final = 16
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +50,27 @@ class WindowRequest(msgspec.Struct, rename={"action": "do", "arguments": "with"}
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+class CachedRead:
+    """A list for a window, which is being read, or was a moment ago."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self._began = time.monotonic()
+        self._valid_until: float | None = None
+        task.add_done_callback(self._on_end)
+
+    def is_outdated(self, now: float) -> bool:
+        """Return whether it has to be read again."""
+        return self._valid_until is not None and now >= self._valid_until
+
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._valid_until = 0.0  # those who wait get the error, the next request reads again
+        else:
+            now = time.monotonic()
+            self._valid_until = now + max(CACHE_S, CACHE_DUTY * (now - self._began))
+
+
 class BrowserConnection:
     """One window of a browser."""
 
@@ -59,8 +82,7 @@ class BrowserConnection:
         """The tail and the values that the window shows."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=100)
-        self._cache: dict[str, tuple[float, float, Any]] = {}
-        """By name: when it was read, how long that took, and the result."""
+        self._cache: OrderedDict[str, CachedRead] = OrderedDict()
 
     async def run(self, answers: Mapping[str, tuple[type[Any], Callable[[Any, Any], Awaitable[Any]]]]) -> None:
         """Answer requests until the window is closed."""
@@ -78,7 +100,7 @@ class BrowserConnection:
                 task.add_done_callback(self._tasks.discard)
         finally:
             self.link.listeners.discard(self._on_event)
-            tasks = [sender, *self._tasks]
+            tasks = [sender, *self._tasks, *(one.task for one in self._cache.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,20 +118,24 @@ class BrowserConnection:
         if part is not None:
             await part.stop()
 
-    async def cached(self, name: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Return a list that was read a moment ago, or read it. Tables request the same list page by page."""
-        now = time.monotonic()
-        known = self._cache.get(name)
-        if known is not None and now < known[0] + max(CACHE_S, CACHE_DUTY * known[1]):
-            found: T = known[2]
-            return found
-        result = await read()
-        self._cache[name] = (time.monotonic(), time.monotonic() - now, result)
-        return result
+    async def cached(self, name: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return a list that was read a moment ago, or read it. Tables request the same list page by page.
 
-    def forget(self, name: str) -> None:
-        """Read a list anew when it is requested again."""
-        self._cache.pop(name, None)
+        Requests that come while it is being read share the result.
+        """
+        known = self._cache.get(name)
+        if known is None or known.is_outdated(time.monotonic()):
+            self.forget(name)
+            known = self._cache[name] = CachedRead(asyncio.get_running_loop().create_task(read()))
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        found: T = await asyncio.shield(known.task)
+        return found
+
+    def forget(self, prefix: str) -> None:
+        """Read the lists with such names anew when they are requested again."""
+        for name in [name for name in self._cache if name.startswith(prefix)]:
+            del self._cache[name]
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if self._events.full():  # the window does not read: it gets the later events

@@ -15,6 +15,9 @@ MAX_FIGURES: Final = 1_000
 DISK_LOW: Final = 0.10
 DISK_FULL: Final = 0.03
 LOSS_HIGH: Final = 0.02
+NODE_BEHIND: Final = 1_000
+"""A node that lacks more records than this is reported."""
+MAX_NODES: Final = 100
 DROPPED: Final = "network/dropped/"
 HARMLESS: Final = frozenset(
     (
@@ -25,9 +28,16 @@ HARMLESS: Final = frozenset(
         "closed connection",
         "late handshake",
         "unknown connection",
+        "repeated connect",
+        "out of order",
+        "unproven path",
+        "unasked path response",
+        "early sealed",
+        "old key",
+        "standby",
     )
 )
-"""Reasons for drops that belong to every lossy network."""
+"""Reasons for drops that belong to lossy networks, changes of addresses and keys, and nodes that wait."""
 
 COUNTERS: Final = {
     "messages_in": "messages/in",
@@ -80,6 +90,27 @@ class Problem(msgspec.Struct, frozen=True):
     text: str
     page: str = ""
     """The page that shows more."""
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """A node of a cluster, as the active node sees it."""
+
+    node: str
+    state: str
+    """active, standby or another state of a node; away if nothing was heard of it for seconds."""
+    address: str
+    behind: int
+    """Records of the replicated log that its file lacks."""
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """The cluster of the broker."""
+
+    name: str
+    node: str
+    """The node that has published the figures: the active one."""
+    epoch: int
+    nodes: list[ClusterNode]
 
 
 class FigureHistory:
@@ -147,7 +178,7 @@ class FigureHistory:
 
     def problems(self) -> list[Problem]:
         """Return the present problems, the most serious ones first."""
-        found = [*self._log_problems(), *self._client_problems()]
+        found = [*self._log_problems(), *self._cluster_problems(), *self._client_problems()]
         order = {"error": 0, "warning": 1, "note": 2}
         return sorted(found, key=lambda one: order[one.level])
 
@@ -163,16 +194,28 @@ class FigureHistory:
             found.append(Problem(level, "The disk is nearly full", text, "log"))
         return found
 
+    def _cluster_problems(self) -> list[Problem]:
+        cluster = cluster_state(self.current)
+        nodes = [] if cluster is None else cluster.nodes
+        found = []
+        if away := [one.node for one in nodes if one.state == "away"]:
+            text = f"{', '.join(away)}: not heard of for seconds. The cluster needs most of its nodes."
+            found.append(Problem("warning", "Nodes of the cluster are away", text))
+        if slow := [one for one in nodes if one.state != "away" and one.behind > NODE_BEHIND]:
+            text = ", ".join(f"{one.node} by {one.behind:,} records" for one in slow)
+            found.append(Problem("warning", "Nodes of the cluster are behind", f"{text}."))
+        return found
+
     def _client_problems(self) -> list[Problem]:
         found = []
         if behind := self.number("subscriptions/behind/connected"):
             lag = self.number("subscriptions/lag/connected") or 0
             text = f"{behind:,} connected, the slowest by {lag:,} messages. They read the log to catch up."
-            found.append(Problem("warning", "Subscribers are behind", text, "clients"))
+            found.append(Problem("warning", "Subscribers are behind", text, "clients?sort=lag"))
         if absent := self.number("subscriptions/behind/absent"):
             lag = self.number("subscriptions/lag/absent") or 0
             text = f"Messages wait for {absent:,} subscriptions of disconnected clients, up to {lag:,} for one."
-            found.append(Problem("note", "Absent subscribers have messages", text, "clients"))
+            found.append(Problem("note", "Absent subscribers have messages", text, "clients?sort=lag"))
         samples = self.samples
         if refused := sum(one.refused for one in samples):
             text = f"{refused:,} in the last 15 minutes. See the event lines of the broker for names and addresses."
@@ -219,3 +262,24 @@ def summary(current: Mapping[str, str]) -> dict[str, int]:
         if text.isdigit():
             found[name] = int(text)
     return found
+
+
+def cluster_state(current: Mapping[str, str]) -> ClusterState | None:
+    """Return the nodes of the broker's cluster, or None if it is alone."""
+    if "cluster/name" not in current:
+        return None
+    prefix, suffix = "cluster/node/", "/state"
+    names = [name[len(prefix) : -len(suffix)] for name in current if name.startswith(prefix) and name.endswith(suffix)]
+
+    def number(name: str) -> int:
+        text = current.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    nodes = [
+        ClusterNode(
+            name, current[f"{prefix}{name}/state"], current.get(f"{prefix}{name}/address", ""),
+            number(f"{prefix}{name}/behind"),
+        )
+        for name in sorted(names)[:MAX_NODES]
+    ]  # fmt: skip
+    return ClusterState(current["cluster/name"], current.get("cluster/node", ""), number("cluster/epoch"), nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,14 +16,16 @@ STOP_S: Final = 10.0
 class ConsoleLake:
     """The tables of a pipeline. One process at a time changes them on behalf of the console."""
 
-    def __init__(self, address: str, config: str | None = None) -> None:
+    def __init__(self, address: str, source: Mapping[str, str], config: str | None = None) -> None:
         """Name a lake.
 
         Args:
             address: Its location.
+            source: The logs that the pipeline reads, as options of format("godwit"), for its lag.
             config: The configuration of the pipeline; None for pipeline.toml in the lake.
         """
         self.address = address
+        self.source = source
         self._config = config
         self._requeue: asyncio.Task[int] | None = None
         self._output = b""

@@ -12,7 +12,7 @@ import msgspec
 
 import godwit
 from godwit.console.catalogue import TopicCatalogue
-from godwit.console.figures import FigureHistory, summary
+from godwit.console.figures import FigureHistory, cluster_state, summary
 from godwit.errors import AccessError, GodwitError
 
 LOGIN_TIMEOUT_S: Final = 10.0
@@ -203,5 +203,6 @@ class BrokerLink:
         return {
             "summary": summary(self.history.current),
             "problems": msgspec.to_builtins(self.history.problems()),
+            "cluster": msgspec.to_builtins(cluster_state(self.history.current)),
             "missing": self.figures_problem,
         }

@@ -186,10 +186,12 @@ CLIENT_SORTS: Final[dict[str, Callable[[Any], Any]]] = {
     "lost": lambda one: -one.packets_lost,
     "bytes": lambda one: -one.bytes_sent,
 }
+"""By key of the table: how clients are sorted. `lag` sorts them, too."""
 
 
 async def clients(browser: BrowserConnection, query: ClientsQuery) -> Any:
     found = await browser.cached("clients", lambda: browser.link.client.clients(timeout_s=REQUEST_TIMEOUT_S))
+    lags = await browser.cached("lags", lambda: read_lags(browser))
     wanted = query.search.casefold()
     chosen = [
         one
@@ -199,17 +201,29 @@ async def clients(browser: BrowserConnection, query: ClientsQuery) -> Any:
         or wanted in one.address
         or any(wanted in text.casefold() for filters in one.subscriptions for text in filters)
     ]
-    chosen.sort(key=CLIENT_SORTS.get(query.sort, CLIENT_SORTS["name"]))
+    if query.sort == "lag":
+        chosen.sort(key=lambda one: (-lags.get(one.name, 0), one.name))
+    else:
+        chosen.sort(key=CLIENT_SORTS.get(query.sort, CLIENT_SORTS["name"]))
     start = max(query.offset, 0)
     rows = []
     for one in chosen[start : start + min(max(query.limit, 1), MAX_PAGE)]:
         row = msgspec.to_builtins(one)
-        row["filters"] = sum(len(filters) for filters in one.subscriptions)
+        row["lag"] = lags.get(one.name, 0)
         row["subscriptions"] = one.subscriptions[:3]
         row["subscription_count"] = len(one.subscriptions)
         rows.append(row)
     online = sum(bool(one.address) for one in found)
     return {"total": len(chosen), "offset": start, "rows": rows, "clients": len(found), "online": online}
+
+
+async def read_lags(browser: BrowserConnection) -> dict[str, int]:
+    """Return the largest lag of each client's subscriptions."""
+    lags: dict[str, int] = {}
+    for cursor in await browser.link.client.cursors(timeout_s=REQUEST_TIMEOUT_S):
+        if not cursor.idle:  # the lag of an idle one are messages that its filters do not match
+            lags[cursor.client] = max(lags.get(cursor.client, 0), cursor.lag)
+    return lags
 
 
 class ClientQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -259,8 +273,12 @@ async def jobs(browser: BrowserConnection, query: JobsQuery) -> Any:
     start = min(max(query.offset, 0), MAX_JOBS)
     size = min(max(query.limit, 1), MAX_PAGE)
     states: Any = [query.state] if query.state else None
-    found = await browser.link.client.jobs(
-        kind=query.kind or None, states=states, limit=start + size + 1, timeout_s=REQUEST_TIMEOUT_S
+    limit = start + size + 1
+    found = await browser.cached(
+        f"jobs {limit} {query.state} {query.kind}",
+        lambda: browser.link.client.jobs(
+            kind=query.kind or None, states=states, limit=limit, timeout_s=REQUEST_TIMEOUT_S
+        ),
     )
     rows = found[start : start + size]
     return {"rows": msgspec.to_builtins(rows), "offset": start, "total": len(found)}
@@ -327,16 +345,25 @@ async def submit(browser: BrowserConnection, query: SubmitQuery) -> Any:
         delay_s=query.delay_s,
         timeout_s=REQUEST_TIMEOUT_S,
     )
+    forget_jobs(browser)
     return {"job": made.number}
+
+
+def forget_jobs(browser: BrowserConnection) -> None:
+    """Have the lists read again that a change of a job outdates."""
+    browser.forget("jobs ")
+    browser.forget("unended")
 
 
 async def cancel(browser: BrowserConnection, query: JobQuery) -> Any:
     await browser.link.client.cancel_job(query.job, "cancelled in the console", timeout_s=REQUEST_TIMEOUT_S)
+    forget_jobs(browser)
     return {}
 
 
 async def retry(browser: BrowserConnection, query: JobQuery) -> Any:
     made = await browser.link.client.retry_job(query.job, timeout_s=REQUEST_TIMEOUT_S)
+    forget_jobs(browser)
     return {"job": made.number}
 
 

@@ -38,11 +38,10 @@ class RequeueQuery(msgspec.Struct, forbid_unknown_fields=True):
 async def pipeline(browser: BrowserConnection, query: PipelineQuery) -> Any:
     """Return a part of the page."""
     lake = _lake_of(browser)
-    broker = browser.link.broker
     if query.part == "status":
 
         async def read() -> Any:
-            return await asyncio.to_thread(_status, lake.address, broker)
+            return await asyncio.to_thread(_status, lake)
 
         found = await browser.cached("pipeline", read)
         return {**found, "requeue": lake.requeue_state()}
@@ -72,27 +71,35 @@ def _lake_of(browser: BrowserConnection) -> ConsoleLake:
     return browser.lake
 
 
-def _status(address: str, broker: str) -> dict[str, Any]:
+def _status(shown: ConsoleLake) -> dict[str, Any]:
     from godwit.pipeline.datasets import bronze
     from godwit.pipeline.errors import PipelineError
     from godwit.pipeline.lake import Lake
     from godwit.pipeline.status import status_of
 
+    address = shown.address
     lake = Lake(address)
     if not lake.exists():
         raise PageRequestError(f"There are no tables at {address} yet: start godwit pipeline run --lake {address}.")
-    host, _, port = broker.rpartition("//")[2].rpartition(":")
-    archive = f"{host}:{int(port) + 1}" if host and port.isdigit() else f"{broker}:50001"
     try:
-        found = asdict(status_of(lake, {"archive": archive}))
+        found = asdict(status_of(lake, shown.source))
         snapshot = lake.table(bronze.SPEC).snapshot()
     except PipelineError as error:
         raise PageRequestError(str(error)) from None
     batches = []
     for one in [] if snapshot is None else snapshot.history(MAX_BATCHES):
+        if one.get("operation") == "CREATE TABLE":
+            continue
         metrics = one.get("operationMetrics") or {}
+        # Of a batch of the pipeline, of deltalake and of Spark.
         rows = one.get("num_added_rows") or metrics.get("num_added_rows") or metrics.get("numOutputRows")
-        batches.append({"at_us": int(one.get("timestamp", 0)) * 1000, "operation": one.get("operation"), "rows": rows})
+        batches.append(
+            {
+                "at_us": int(one.get("timestamp", 0)) * 1000,
+                "operation": one.get("operation"),
+                "rows": None if rows is None else int(rows),
+            }
+        )
     return {**found, "batches": batches, "read_us": time.time_ns() // 1000, "lake": address}
 
 

@@ -83,21 +83,19 @@ class ConsoleServer:
         self,
         broker: str,
         *,
-        lake: str | None = None,
-        pipeline_config: str | None = None,
+        lake: ConsoleLake | None = None,
         host_names: Collection[str] = (),
     ) -> None:
         """Make a console.
 
         Args:
             broker: The address of the broker.
-            lake: The location of the tables of the pipeline; without it the console has no page about them.
-            pipeline_config: The configuration of the pipeline; None for pipeline.toml in the lake.
+            lake: The tables of the pipeline; without it the console has no page about them.
             host_names: Further names under which browsers may open it, for example of a proxy in front of it.
         """
         self.url = ""
         self._broker = broker
-        self._lake = None if lake is None else ConsoleLake(lake, pipeline_config)
+        self._lake = lake
         self._host_names = {name.casefold() for name in host_names} | {"localhost", socket.gethostname().casefold()}
         self._sessions = LoginSessions()
         self._limiter = LoginLimiter()

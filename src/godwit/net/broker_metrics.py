@@ -29,6 +29,7 @@ from godwit.metrics.exposition import MetricSet
 from godwit.metrics.server import Answer, HttpReply, call_in, metrics_reply
 from godwit.native.peer import NativePeer
 from godwit.net.archive_process import ArchiveProcess
+from godwit.net.cluster_member import MemberStatus, ReplicatedLog
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import BrokerLog
 from godwit.net.mqtt import MqttListeners
@@ -134,6 +135,8 @@ class BrokerMetrics:
         add_bridges(metrics, parts.server)
         if parts.durable is not None:
             add_log(metrics, parts.durable)
+        if isinstance(parts.durable, ReplicatedLog):
+            add_cluster(metrics, parts.durable.status)
         if parts.archive is not None:
             add_archive(metrics, parts.archive)
         if self._section.clients:
@@ -346,6 +349,24 @@ def add_log(metrics: MetricSet, durable: BrokerLog) -> None:
     text = "Messages that the rules of retention have deleted."
     metrics.counter("log_retention_deleted_messages", text, writer.deleted_messages)
     metrics.gauge("log_read_queue_depth", "Reads of the log that wait.", durable.log.reads_waiting)
+
+
+def add_cluster(metrics: MetricSet, status: MemberStatus) -> None:
+    """Add the figures of a cluster, as its active node has them."""
+    text = "Nodes of the cluster from which heartbeats arrive, with this one."
+    metrics.gauge("cluster_nodes", text, len(status.members))
+    text = "Nodes of the cluster from which heartbeats arrived, and do no longer."
+    metrics.gauge("cluster_nodes_away", text, len(status.absent))
+    text = "Number of the claim with which this node became active; it grows with each change of the active node."
+    metrics.gauge("cluster_epoch", text, status.epoch)
+    text = "Records that the engine has not confirmed."
+    metrics.gauge("cluster_records_in_flight", text, status.in_flight)
+    text = "Records of the replicated log that do not count, because another node had claimed it."
+    metrics.counter("cluster_void_records", text, status.void)
+    text = "Records of the replicated log that the file of the node lacks."
+    for beat in (*status.members, *status.absent):
+        behind = max(0, status.position - beat.applied)
+        metrics.gauge("cluster_node_behind_records", text, behind, node=beat.name)
 
 
 def add_archive(metrics: MetricSet, archive: ArchiveProcess) -> None:

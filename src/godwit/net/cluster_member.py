@@ -110,6 +110,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     active_address: str = ""
     members: tuple[Heartbeat, ...] = ()
     """The last heartbeats of the present nodes, this one first."""
+    absent: tuple[Heartbeat, ...] = ()
+    """The last heartbeats of nodes that have sent none for a while."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +214,7 @@ class ReplicatedLog:
         wake: Callable[[], None],
         on_notice: Callable[[Notice], None],
     ) -> None:
+        self._member = member
         self.folder = member.folder
         self.reset_key = member.reset_key
         self.last_received_us = snapshot.last_received_us
@@ -224,6 +227,11 @@ class ReplicatedLog:
 
     def __str__(self) -> str:
         return f"log in {self.folder.path}: the next message has offset {self.log.next_offset}"
+
+    @property
+    def status(self) -> MemberStatus:
+        """The state of the node, and of the others."""
+        return self._member.status
 
     def change_rules(self, rules: Sequence[RetentionRule]) -> None:
         """Do nothing: a node has no retention."""
@@ -505,7 +513,10 @@ class ClusterMember:
                 stored=store.state(),
                 last_received_us=store.last_received_us,
             )
-        present = [member.beat for member in node.members.values() if now - member.at <= MEMBER_S]
+        present: list[Heartbeat] = []
+        absent: list[Heartbeat] = []
+        for member in node.members.values():
+            (present if now - member.at <= MEMBER_S else absent).append(member.beat)
         self.status = MemberStatus(
             state=node.state,
             reason=node.reason,
@@ -517,6 +528,7 @@ class ClusterMember:
             active_name=node.active_name,
             active_address=node.active_address,
             members=(node.heartbeat(), *present),
+            absent=tuple(absent),
         )
         for event in events:
             fields = {"node": self.config.name, "state": event.state, "epoch": node.epoch, "position": node.position}

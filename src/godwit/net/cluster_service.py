@@ -47,6 +47,8 @@ RESIGN_S: Final = 1.0
 """How long a node that ends waits until it has resigned."""
 END_S: Final = 3.0
 """How long a node that ends waits for its thread, which may wait for an engine that does not answer."""
+AWAY: Final = "away"
+"""The state of a node that has sent no heartbeat for a while, in `$sys/cluster/node/NAME/state`."""
 _POLL_S: Final = 0.005
 
 
@@ -378,9 +380,9 @@ class ClusterService:
             "cluster/void": status.void,
             "cluster/nodes": len(status.members),
         }
-        for beat in status.members:
+        for beat in (*status.members, *status.absent):
             prefix = f"cluster/node/{beat.name}"
-            found[f"{prefix}/state"] = beat.state
+            found[f"{prefix}/state"] = AWAY if beat in status.absent else beat.state
             found[f"{prefix}/address"] = beat.address
             found[f"{prefix}/behind"] = max(0, status.position - beat.applied)
         return found

@@ -238,7 +238,7 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        self._commit(delta, _added_files(files), watermarks, mode)
+        self._commit(delta, _added_files(files), watermarks, mode, rows=sum(file["rows"] for file in files))
         return True
 
     def overwrite(self, frame: DataFrame, watermarks: Watermarks) -> bool:
@@ -627,7 +627,9 @@ class LakeTable:
         return self._watermarks[name]
 
     @contextmanager
-    def _transaction(self, delta: DeltaTable, watermarks: Watermarks) -> Iterator[dict[str, Any]]:
+    def _transaction(
+        self, delta: DeltaTable, watermarks: Watermarks, rows: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield arguments for a transaction that sets watermarks, and is committed in the block.
 
         `maintain` deletes expired files of the Delta log: to list them with each checkpoint would take longer and
@@ -635,7 +637,7 @@ class LakeTable:
         """
         before = delta.version()
         hooks = PostCommitHookProperties(cleanup_expired_logs=False)
-        yield {"commit_properties": _commit_properties(watermarks), "post_commithook_properties": hooks}
+        yield {"commit_properties": _commit_properties(watermarks, rows), "post_commithook_properties": hooks}
         if self._watermarks_of == before and delta.version() == before + 1:  # no other transaction came between
             self._watermarks |= watermarks
             self._watermarks_of = delta.version()
@@ -693,8 +695,9 @@ class LakeTable:
         actions: Sequence[AddAction | RemoveAction],
         watermarks: Watermarks,
         mode: Literal["append", "overwrite"] = "append",
+        rows: int | None = None,
     ) -> None:
-        with self._transaction(delta, watermarks) as properties:
+        with self._transaction(delta, watermarks, rows) as properties:
             delta.create_write_transaction(list(actions), mode, delta.schema(), **properties)
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
@@ -744,9 +747,10 @@ def _same_file(file: Mapping[str, Any], statistics: str) -> AddAction:
     return AddAction(file["path"], file["size_bytes"], {}, file["modification_time"], False, statistics)
 
 
-def _commit_properties(watermarks: Watermarks) -> CommitProperties:
+def _commit_properties(watermarks: Watermarks, rows: int | None = None) -> CommitProperties:
     now_ms = int(time.time() * 1000)
-    return CommitProperties(app_transactions=[Transaction(name, at, now_ms) for name, at in watermarks.items()])
+    shown = None if rows is None else {"num_added_rows": str(rows)}  # in the history of the table
+    return CommitProperties(shown, app_transactions=[Transaction(name, at, now_ms) for name, at in watermarks.items()])
 
 
 def _log_path(address: str, version: int) -> str:

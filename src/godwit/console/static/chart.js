@@ -21,7 +21,6 @@ export class Chart {
     this.times = [];
     this.values = series.map(() => []);
     this.marks = [];
-    this.dots = false;
     this.legend = h("div", { cls: "legend" });
     this.plot = h("div", { cls: "plot" });
     this.tip = h("div", { cls: "tip hidden" });
@@ -53,7 +52,7 @@ export class Chart {
       low = Math.min(...known);
       top = Math.max(...known);
       const pad = (top - low) * 0.1 || Math.abs(top) * 0.1 || 1;
-      low -= pad;
+      low = low >= 0 ? Math.max(low - pad, 0) : low - pad;
       top += pad;
     }
     const x = (at) => LEFT + ((at - first) / span) * (width - LEFT - RIGHT);
@@ -65,15 +64,18 @@ export class Chart {
       parts.push(s("line", { cls: "grid-line", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
       parts.push(s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, this.format(value)));
     }
-    for (const share of [0, 0.5, 1]) {
+    for (const share of times.length === 1 && !this.span_s ? [0] : [0, 0.5, 1]) {
       const at = first + share * span;
       const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
       parts.push(s("text", { x: x(at), y: height - 4, "text-anchor": anchor }, this.timeText(at, last, share)));
     }
     values.forEach((list, place) => {
       let path = "", area = "", start = null, end = null;
+      const isKnown = (index) => list[index] !== null && list[index] !== undefined && times[index] >= first;
       list.forEach((value, index) => {
-        if (value === null || value === undefined || times[index] < first) {
+        if (isKnown(index) && !isKnown(index - 1) && !isKnown(index + 1)) // no line leads to it
+          parts.push(s("circle", { cls: `d${place}`, cx: x(times[index]), cy: y(value), r: 3 }));
+        if (!isKnown(index)) {
           if (start !== null) area += `L${end} ${y(low)}L${start} ${y(low)}Z`;
           start = null;
           return;

@@ -1,28 +1,29 @@
 // Clients: connections with their figures, subscriptions with their lag; remove a client or a subscription.
 import { Grid } from "./grid.js";
-import { ago, bytes, confirm, count, dialog, field, h, moment, ms, percent, replace, short, shown, table, toast } from "./dom.js";
+import { ago, bytes, confirm, count, dialog, field, h, moment, ms, percent, replace, roughly, short, shown, table, toast } from "./dom.js";
 
 const loss = (row) => (row.packets_sent ? (100 * (row.packets_lost || 0)) / row.packets_sent : null);
 
 export function clientsPage(view, api, query) {
-  let search = query.get("search") || "", sort = "name";
+  let search = query.get("search") || "", sort = query.get("sort") || "name";
   const total = h("span", { cls: "muted small" });
   const grid = new Grid({
     label: "Clients",
     columns: [
-      { title: "Client", width: "minmax(130px, 1.6fr)", thin: "minmax(80px, 1.6fr)", sort: "name", cell: (row) => [h("span", { cls: `dot dot-cell ${row.address ? "online" : ""}` }), shown(row.name)] },
-      { title: "Address", width: "minmax(130px, 1.1fr)", cls: "mono", thin: "minmax(70px, 1fr)", cell: (row) => (row.address ? shown(row.address) : h("span", { cls: "pill" }, "away")) },
-      { title: "Since", width: "104px", narrow: false, sort: "since", cell: (row) => (row.since_us ? ago(row.since_us) : "–") },
+      { title: "Client", width: "minmax(130px, 1.6fr)", thin: "minmax(80px, 1.2fr)", sort: "name", cell: (row) => [h("span", { cls: `dot dot-cell ${row.address ? "online" : ""}` }), shown(row.name)] },
+      { title: "Address", width: "minmax(130px, 1.1fr)", cls: "mono", thin: "minmax(118px, 1fr)", cell: (row) => (row.address ? shown(row.address) : h("span", { cls: "pill" }, "away")) },
+      { title: "Since", width: "84px", narrow: false, sort: "since", cell: (row) => roughly(row.since_us) },
       { title: "Subscriptions", width: "minmax(90px, 1.1fr)", narrow: false, cls: "mono", cell: (row) => [shown(row.subscriptions.map((one) => one.join(" + ")).join("; "), { max: 200 }), row.subscription_count > 3 ? ` +${row.subscription_count - 3}` : ""] },
-      { title: "In", width: "62px", thin: "44px", cls: "num", sort: "in", cell: (row) => short(row.messages_in || 0) },
-      { title: "Out", width: "62px", thin: "44px", cls: "num", sort: "out", cell: (row) => short(row.messages_out || 0) },
+      { title: "In", width: "62px", narrow: false, cls: "num", sort: "in", cell: (row) => short(row.messages_in || 0) },
+      { title: "Out", width: "62px", narrow: false, cls: "num", sort: "out", cell: (row) => short(row.messages_out || 0) },
+      { title: "Lag", width: "62px", thin: "44px", cls: "num", sort: "lag", cell: (row) => (row.lag ? h("span", { cls: "pill waiting" }, short(row.lag)) : "–") },
       { title: "Round trip", width: "82px", cls: "num", sort: "round_trip", narrow: false, cell: (row) => (row.round_trip_us ? ms(row.round_trip_us / 1000) : "–") },
       { title: "Lost", width: "64px", cls: "num", sort: "lost", narrow: false, cell: (row) => percent(loss(row)) },
       { title: "Sent", width: "82px", cls: "num", sort: "bytes", narrow: false, cell: (row) => (row.bytes_sent ? bytes(row.bytes_sent) : "–") },
     ],
     key: (row) => row.name,
     fetch: (offset, limit) => api.request("clients", { search, sort, offset, limit }).then((found) => {
-      replace(total, `${count(found.online)} connected, ${count(found.clients)} with stored sessions`);
+      replace(total, [`${count(found.online)} connected`, found.clients > found.online && `, ${count(found.clients - found.online)} away with a stored session`]);
       return found;
     }),
     onopen: (row) => showClient(row.name),

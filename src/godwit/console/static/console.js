@@ -109,7 +109,8 @@ function showFrame() {
 
   const showState = ({ state, reason, broker }) => {
     dot.className = `dot ${state}`;
-    replace(where, state === "online" ? "Connected to " : `${state[0].toUpperCase()}${state.slice(1)}: `, shown(broker));
+    const addresses = broker.split(",").join(", ");
+    replace(where, state === "online" ? "Connected to " : `${state[0].toUpperCase()}${state.slice(1)}: `, shown(addresses));
     banner.classList.toggle("hidden", state === "online");
     banner.classList.toggle("bad", state === "closed");
     const text = state === "closed" ? "The broker has ended this console's connection" : "The broker does not answer";

@@ -1,6 +1,7 @@
 // Elements, texts and numbers. Texts become text nodes: no content is ever parsed as HTML.
 
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
+const FOCUSABLE = "a[href], button, input, select, textarea, [tabindex]";
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, attributes, children) {
@@ -33,6 +34,20 @@ export function s(tag, attributes, ...children) {
 export function replace(element, ...children) {
   element.replaceChildren();
   append(element, children);
+}
+
+// The same for content that is shown again and again: the focus and the positions of scrolled parts remain.
+export function refresh(element, ...children) {
+  const next = element.cloneNode(false);
+  append(next, children);
+  if (next.isEqualNode(element)) return;
+  const scrolled = [...element.querySelectorAll("[tabindex]")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const focus = [...element.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+  element.replaceChildren(...next.childNodes);
+  [...element.querySelectorAll("[tabindex]")].forEach((one, place) => {
+    if (place < scrolled.length) [one.scrollLeft, one.scrollTop] = scrolled[place];
+  });
+  if (focus >= 0) element.querySelectorAll(FOCUSABLE)[focus]?.focus({ preventScroll: true });
 }
 
 // Text from the network: control characters and marks of direction are shown by their number.
@@ -88,7 +103,10 @@ export function longest(seconds) {
 }
 export const clock = (us) => new Date(us / 1000).toLocaleTimeString("en-GB");
 export const moment = (us) => (us ? new Date(us / 1000).toLocaleString("sv-SE") : "–");
-export const ago = (us) => (us ? `${duration(Math.max(Date.now() / 1000 - us / 1e6, 0))} ago` : "–");
+const age = (us) => Math.max(Date.now() / 1000 - us / 1e6, 0);
+export const ago = (us) => (us ? `${duration(age(us))} ago` : "–");
+// For narrow columns: the largest unit only.
+export const roughly = (us) => (us ? `${longest(age(us))} ago` : "–");
 
 export function payloadText(value) {
   if (value.text !== undefined) return shown(value.text === "" ? "" : value.text);

@@ -1,5 +1,5 @@
 // A table of any length: rows exist only where they are visible, and are requested page by page.
-import { h, replace, shown } from "./dom.js";
+import { h, refresh, replace, shown } from "./dom.js";
 
 const ROW = 40, HEAD = 36, PAGE = 100;
 let ids = 0;
@@ -91,7 +91,7 @@ export class Grid {
       }, column.sort ? h("button", { type: "button", onclick: () => this.onsort(column.sort) },
         column.title, column.sort === this.sort ? (column.sort === "name" ? " ▲" : " ▼") : "") : column.title)));
     const headerKey = `${template} ${this.sort}`;
-    if (headerKey !== this.headerKey) replace(this.head, header);
+    if (headerKey !== this.headerKey) refresh(this.head, header);
     this.headerKey = headerKey;
     this.element.setAttribute("aria-rowcount", this.total + 1);
     this.element.setAttribute("aria-colcount", columns.length);

@@ -1,23 +1,28 @@
 // Jobs: kinds of work with their queues, workers with their load, jobs with their progress; submit, cancel, retry.
 import { Grid } from "./grid.js";
-import { ago, bytes, clock, confirm, count, dialog, duration, field, h, moment, replace, select, shown, table, toast } from "./dom.js";
+import { bytes, clock, confirm, count, dialog, duration, field, h, moment, refresh, replace, roughly, select, shown, table, toast } from "./dom.js";
 
 const FORMS = [["text", "Text"], ["json", "JSON"], ["hex", "Hexadecimal"]];
 const ENDED = ["done", "failed", "cancelled"];
 
+// A job that the broker runs may have no task in work: it waits for a worker with room.
+const statePill = (job) => {
+  const isQueued = job.state === "running" && !job.leased;
+  return h("span", { cls: `pill ${isQueued ? "waiting" : job.state}` }, isQueued ? "queued" : job.state);
+};
 const load = (share) => h("div", { cls: "bar" }, h("i", { style: { width: `${Math.round(100 * Math.min(share, 1))}%` } }));
 
 export function jobsPage(view, api, query) {
-  let state = "";
+  let state = "", linked = query.get("job");
   const grid = new Grid({
     label: "Jobs",
     columns: [
       { title: "Job", width: "48px", cls: "num", cell: (row) => `#${row.job}` },
       { title: "Kind", width: "minmax(64px, 1fr)", cell: (row) => shown(row.of_kind) },
-      { title: "State", width: "82px", cell: (row) => h("span", { cls: `pill ${row.state}` }, row.state) },
+      { title: "State", width: "82px", cell: statePill },
       { title: "Tasks", width: "46px", cls: "num", cell: (row) => `${row.finished || 0} / ${row.agreed ?? "?"}` },
       { title: "By", width: "minmax(60px, 1fr)", narrow: false, cell: (row) => shown(row.controller) },
-      { title: "Submitted", width: "80px", narrow: false, cell: (row) => ago(row.submitted_us) },
+      { title: "Submitted", width: "80px", narrow: false, cell: (row) => roughly(row.submitted_us) },
       { title: "Took", width: "54px", cls: "num", narrow: false, cell: (row) => (row.ended_us ? duration((row.ended_us - row.submitted_us) / 1e6) : "–") },
     ],
     key: (row) => row.job,
@@ -36,23 +41,23 @@ export function jobsPage(view, api, query) {
   const refreshWorkers = async () => {
     try {
       const found = await api.request("workers");
-      replace(kinds, table("Kinds of work", [["Kind"], ["Waiting", "num"], ["Running", "num"], ["Workers", "num"], ["Capacity", "num"]],
+      refresh(kinds, table("Kinds of work", [["Kind"], ["Queued", "num"], ["Running", "num"], ["Workers", "num"], ["Capacity", "num"]],
         found.kinds.map((one) => [shown(one.kind), count(one.waiting), count(one.running), one.workers ? count(one.workers) : h("span", { cls: "pill waiting" }, "none"), count(one.capacity)]),
         "No work waits, and no worker volunteers."));
-      replace(workers, table("Workers", [["Worker"], ["State"], ["Kinds"], ["Load"], ["Tasks", "num"], ["Last report"]],
+      refresh(workers, table("Workers", [["Worker"], ["State"], ["Kinds"], ["Load"], ["Tasks", "num"], ["Last report"]],
         found.workers.map((one) => [shown(one.name), h("span", { cls: `pill ${one.state || "ready"}` }, one.state || "ready"), shown((one.kinds || []).join(", "), { max: 200 }),
-          load((one.tasks || 0) / (one.capacity || 1)), `${one.tasks || 0} / ${one.capacity || 0}`, ago(one.heard_us)]), "There are no workers."),
+          load((one.tasks || 0) / (one.capacity || 1)), `${one.tasks || 0} / ${one.capacity || 0}`, roughly(one.heard_us)]), "There are no workers."),
         found.worker_count > found.workers.length && h("p", { cls: "muted small" }, `${count(found.worker_count)} workers in all`));
     } catch (error) {
       replace(kinds, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
       replace(workers);
     }
   };
-  const refresh = () => {
+  const reload = () => {
     grid.refresh();
     refreshWorkers();
   };
-  const timer = setInterval(() => api.isOpen && document.visibilityState === "visible" && refresh(), 2500);
+  const timer = setInterval(() => api.isOpen && document.visibilityState === "visible" && reload(), 2500);
 
   // -- submit
   const kindInput = h("input", { required: true, placeholder: "resize", maxlength: "256" });
@@ -70,7 +75,7 @@ export function jobsPage(view, api, query) {
       });
       outcome.className = "small";
       replace(outcome, `Job #${found.job} is stored.`);
-      refresh();
+      reload();
       showJob(found.job);
     } catch (error) {
       outcome.className = "error-text";
@@ -109,10 +114,10 @@ export function jobsPage(view, api, query) {
       events.sort((a, b) => a[0] - b[0]);
       const share = tasks.length ? tasks.reduce((sum, one) => sum + (one.state === "done" ? 1 : one.progress || 0), 0) / tasks.length : 0;
       const notes = tasks.filter((one) => one.note).slice(0, 5);
-      replace(body,
+      refresh(body,
         h("dl", { cls: "facts" },
           h("dt", {}, "Kind"), h("dd", {}, shown(job.of_kind)),
-          h("dt", {}, "State"), h("dd", { cls: "job-state" }, h("span", { cls: `pill ${job.state}` }, job.state)),
+          h("dt", {}, "State"), h("dd", { cls: "job-state" }, statePill(job)),
           h("dt", {}, "Tasks"), h("dd", {}, `${job.finished || 0} done, ${job.leased || 0} in work, ${job.failed || 0} failed, of ${job.agreed ?? "?"}`),
           h("dt", {}, "Priority"), h("dd", {}, String(job.priority || 0)),
           h("dt", {}, "Payload"), h("dd", {}, bytes(job.payload_bytes || 0)),
@@ -157,8 +162,9 @@ export function jobsPage(view, api, query) {
             h("button", { cls: "primary", type: "submit" }, "Submit")), outcome))));
   return {
     refresh() {
-      refresh();
-      if (query.get("job")) showJob(Number(query.get("job")));
+      reload();
+      if (linked) showJob(Number(linked));
+      linked = null;
     },
     close() {
       clearInterval(timer);

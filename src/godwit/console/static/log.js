@@ -1,6 +1,6 @@
 // Log: offsets, size, retention per rule, and replay from a time into the tail.
 import { Chart } from "./chart.js";
-import { bytes, count, duration, field, h, percent, replace, shown, table, tile } from "./dom.js";
+import { bytes, count, duration, field, h, percent, refresh, replace, shown, table, tile } from "./dom.js";
 import { problemList } from "./overview.js";
 
 export function logPage(view, api) {
@@ -19,35 +19,35 @@ export function logPage(view, api) {
   const draw = (found) => {
     const { summary, columns } = found;
     const free = summary["log/disk/free_bytes"], disk = summary["log/disk/size_bytes"];
-    replace(tiles,
+    refresh(tiles,
       tile("First offset", count(summary["log/first_offset"])), tile("Next offset", count(summary["log/next_offset"])),
       tile("Messages", count((summary["log/next_offset"] ?? 0) - (summary["log/first_offset"] ?? 0))),
       tile("Size", bytes(summary["log/size_bytes"])), tile("Disk free", disk ? percent((100 * free) / disk) : "–"), tile("Room", bytes(free)),
       tile("Deleted", count(summary["log/deleted"])));
-    replace(rules, table("Rules of retention", [["Topics"], ["Maximum age", "num"], ["Maximum size", "num"]],
+    refresh(rules, table("Rules of retention", [["Topics"], ["Maximum age", "num"], ["Maximum size", "num"]],
       found.retention.map((one) => [one.pattern === null ? "all others" : h("span", { cls: "mono" }, shown(one.pattern)),
         one.max_age_s === null ? "no limit" : duration(one.max_age_s), one.max_bytes === null ? "no limit" : bytes(one.max_bytes)]),
       found.durable ? "No rules: messages are kept until the disk is full." : "The log of this broker is in memory; the oldest messages are dropped."));
     const problems = found.problems.filter((one) => one.page === "log");
-    replace(note, found.missing ? h("p", { cls: "banner", role: "alert" }, "The figures of the broker are missing: ", shown(found.missing)) : problems.length ? problemList(problems) : "");
+    refresh(note, found.missing ? h("p", { cls: "banner", role: "alert" }, "The figures of the broker are missing: ", shown(found.missing)) : problems.length ? problemList(problems) : "");
     size.update(columns.at, [columns.log_bytes]);
     end.update(columns.at, [columns.log_end]);
   };
-  const refresh = async () => {
+  const load = async () => {
     try {
       draw(await api.request("log"));
     } catch (error) {
       replace(note, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
     }
   };
-  const off = api.on("overview", refresh);
+  const off = api.on("overview", load);
   view.append(h("div", { cls: "head" }, h("h1", {}, "Log")), note, tiles, h("div", { cls: "charts" }, size.element, end.element),
     h("div", { cls: "columns" },
       h("section", { cls: "card", "aria-label": "Retention" }, h("h2", {}, "Retention"), rules),
       h("form", { cls: "card", onsubmit: replay, "aria-label": "Replay" }, h("h2", {}, "Replay messages from a time"),
         field("Topic filter", filter), field("From", from), h("div", {}, h("button", { cls: "primary", type: "submit" }, "Replay")))));
   return {
-    refresh,
+    refresh: load,
     close() {
       off();
       size.close();

@@ -1,6 +1,6 @@
 // Overview: problems first, then charts over the last 15 minutes.
 import { Chart } from "./chart.js";
-import { byteRate, bytes, count, h, longest, ms, percent, rate, replace, short, shown, tile } from "./dom.js";
+import { byteRate, bytes, count, h, longest, ms, percent, rate, refresh, replace, short, shown, table, tile } from "./dom.js";
 
 const SPAN_S = 15 * 60;
 
@@ -23,26 +23,37 @@ export function problemList(problems) {
   if (!problems.length) return h("div", { cls: "card" }, h("p", { cls: "fine" }, "No problems"));
   return h("div", { cls: "problems" }, problems.map((one) =>
     h("div", { cls: `problem ${one.level}` }, h("b", {}, one.title), h("span", { cls: "small" }, shown(one.text)),
-      one.page && h("a", { href: `#/${one.page}`, cls: "small" }, `Open ${one.page}`))));
+      one.page && h("a", { href: `#/${one.page}`, cls: "small" }, `Open ${one.page.split("?")[0]}`))));
+}
+
+const NODE_STATES = { active: "online", standby: "ready", away: "failed" };
+
+function clusterCard(cluster) {
+  if (!cluster) return "";
+  return h("section", { cls: "card", "aria-label": "Cluster" },
+    h("div", { cls: "card-head" }, h("h2", {}, "Cluster ", shown(cluster.name)),
+      h("span", { cls: "muted small" }, `${count(cluster.nodes.length)} nodes, epoch ${count(cluster.epoch)}`)),
+    table("Nodes", [["Node"], ["State"], ["Address"], ["Behind", "num"]], cluster.nodes.map((one) => [
+      shown(one.node), h("span", { cls: `pill ${NODE_STATES[one.state] || "waiting"}` }, shown(one.state)),
+      h("span", { cls: "mono" }, shown(one.address)), one.behind ? `${count(one.behind)} ${one.behind === 1 ? "record" : "records"}` : "up to date"])));
 }
 
 export function overviewPage(view, api) {
   const charts = overviewCharts();
   const problems = h("div", { "aria-live": "polite" });
-  const tiles = h("div", { cls: "tiles" });
+  const tiles = h("div", { cls: "tiles" }), cluster = h("div", { cls: "stack hidden" });
   const missing = h("p", { cls: "banner hidden", role: "alert" });
-  view.append(h("div", { cls: "head" }, h("h1", {}, "Overview")), missing, problems, tiles,
+  view.append(h("div", { cls: "head" }, h("h1", {}, "Overview")), missing, problems, tiles, cluster,
     h("div", { cls: "charts" }, charts.map((one) => one.element)));
   let columns = null;
-  let lastProblems = "";
 
-  const showFacts = ({ summary, problems: found, missing: why }) => {
+  const showFacts = ({ summary, problems: found, missing: why, cluster: nodes }) => {
     missing.classList.toggle("hidden", !why);
     if (why) replace(missing, "The figures of the broker are missing: ", shown(why));
-    const text = JSON.stringify(found);
-    if (text !== lastProblems) replace(problems, why ? "" : problemList(found));
-    lastProblems = text;
-    replace(tiles,
+    refresh(problems, why ? "" : problemList(found));
+    cluster.classList.toggle("hidden", !nodes);
+    refresh(cluster, clusterCard(nodes));
+    refresh(tiles,
       tile("Clients", count(summary["clients/connected"])), tile("Topics", count(summary.topics)),
       tile("Subscriptions", count(summary.subscriptions)), tile("Messages in", short(summary["messages/in"])),
       tile("Messages out", short(summary["messages/out"])), tile("Jobs running", count(summary["jobs/running"])),
@@ -51,7 +62,7 @@ export function overviewPage(view, api) {
   const draw = () => {
     for (const chart of charts) chart.update(columns.at, chart.series.map((one) => columns[one.key]));
   };
-  const refresh = async () => {
+  const load = async () => {
     try {
       const found = await api.request("overview");
       columns = found.columns;
@@ -70,7 +81,7 @@ export function overviewPage(view, api) {
     draw();
   });
   return {
-    refresh,
+    refresh: load,
     close() {
       off();
       charts.forEach((one) => one.close());

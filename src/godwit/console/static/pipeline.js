@@ -1,27 +1,29 @@
 // Pipeline: lag per query, last batches, tables, gold charts with anomalies, and the quarantine.
 import { Chart } from "./chart.js";
-import { ago, bytes, confirm, count, h, moment, payloadText, replace, short, shown, table, tile, visible } from "./dom.js";
+import { ago, bytes, confirm, count, h, moment, payloadText, refresh, replace, short, shown, table, tile, visible } from "./dom.js";
 
 export function pipelinePage(view, api) {
-  const note = h("div"), tiles = h("div", { cls: "tiles wide" }), queries = h("div"), batches = h("div"), tables = h("div");
+  const note = h("div", {}, h("p", { cls: "muted", role: "status" }, "Reading the tables…")), tiles = h("div", { cls: "tiles wide" }), queries = h("div"), batches = h("div"), tables = h("div");
   const charts = h("div", { cls: "charts" }), reasons = h("div"), messages = h("div"), outcome = h("p", { cls: "small", role: "status" });
-  let drawn = [], reason = "", isLoading = false, lastCharts = "";
+  let drawn = [], reason = "", isLoading = false, isOutdated = false, lastCharts = "";
 
   const problem = (target, error) => replace(target, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
   const showStatus = (found) => {
     replace(note, found.problem ? h("p", { cls: "banner", role: "alert" }, "The lag is unknown: ", shown(found.problem)) : "");
-    const lag = found.logs.reduce((sum, one) => sum + (one.lag || 0), 0);
-    replace(tiles, tile("Messages not read", found.problem ? "–" : count(lag)),
+    const lags = new Map(); // of each log, that of the query that is furthest behind
+    for (const one of found.logs) lags.set(one.log, Math.max(lags.get(one.log) || 0, one.lag || 0));
+    const lag = [...lags.values()].reduce((sum, one) => sum + one, 0);
+    refresh(tiles, tile("Messages not read", found.problem ? "–" : count(lag)),
       found.tables.filter((one) => ["bronze/messages", "silver/readings", "silver/quarantine", "gold/windows", "gold/anomalies"].includes(one.table))
         .map((one) => tile(one.table, count(one.rows))));
-    replace(queries, table("Queries", [["Query"], ["Log"], ["Offset", "num"], ["Lag", "num"], ["Last batch", "num"], ["Done"]], found.logs.map((one) => {
+    refresh(queries, table("Queries", [["Query"], ["Log"], ["Offset", "num"], ["Lag", "num"], ["Last batch", "num"], ["Ended"]], found.logs.map((one) => {
       const last = found.queries.find((other) => other.query === one.query);
       return [shown(one.query), h("span", { cls: "mono" }, one.log.slice(0, 8)), count(one.offset), one.lag === null ? "?" : count(one.lag),
         last ? count(last.batch) : "–", last ? ago(last.done_us) : "–"];
     }), "The pipeline has not run yet."));
-    replace(batches, table("Last changes of bronze", [["Time"], ["Operation"], ["Rows", "num"]],
+    refresh(batches, table("Last changes of bronze", [["Time"], ["Operation"], ["Rows", "num"]],
       found.batches.map((one) => [moment(one.at_us), shown(one.operation || ""), one.rows === null ? "–" : count(one.rows)]), "There are no batches yet."));
-    replace(tables, table("Tables", [["Table"], ["Rows", "num"], ["Files", "num"], ["Size", "num"], ["One row is"]],
+    refresh(tables, table("Tables", [["Table"], ["Rows", "num"], ["Files", "num"], ["Size", "num"], ["One row is"]],
       found.tables.map((one) => [h("span", { cls: "mono" }, one.table), count(one.rows), count(one.files), bytes(one.bytes), shown(one.grain)]), "There are no tables yet."));
     const state = found.requeue.state;
     outcome.className = state === "failed" ? "error-text" : "small muted";
@@ -48,22 +50,39 @@ export function pipelinePage(view, api) {
     });
   };
   const showQuarantine = (found) => {
-    replace(reasons, table("Quarantine by reason", [["Reason"], ["Messages", "num"], ["Most frequent topics"], ["What may help"]], found.reasons.map((one) => [
-      h("button", { type: "button", cls: "link", onclick: () => { reason = reason === one.reason ? "" : one.reason; load(); } }, shown(one.reason)), count(one.messages),
+    refresh(reasons, table("Quarantine by reason", [["Reason"], ["Messages", "num"], ["Most frequent topics"], ["What may help"]], found.reasons.map((one) => [
+      h("button", { type: "button", cls: "link", "aria-pressed": String(reason === one.reason), title: "Show only messages with this reason", onclick: () => choose(one.reason) }, shown(one.reason)), count(one.messages),
       one.topics.slice(0, 3).map(([topic, number]) => h("div", { cls: "mono" }, shown(topic), ` (${count(number)})`)),
       one.suggestion ? h("pre", { tabindex: "0" }, shown(one.suggestion, { lines: true })) : shown(one.meaning),
     ]), "The quarantine is empty."));
-    replace(messages, found.messages.length ? table("Messages in quarantine", [["Topic"], ["Reason"], ["Payload"], ["Detail"]], found.messages.slice(0, 50).map((one) => [
+    refresh(messages, found.messages.length ? table("Messages in quarantine", [["Topic"], ["Reason"], ["Payload"], ["Detail"]], found.messages.slice(0, 50).map((one) => [
       h("span", { cls: "mono" }, shown(one.topic)), shown(one.reason), h("span", { cls: "mono" }, payloadText(one.payload)), shown(one.detail || "", { max: 300 }),
     ]), "") : "");
   };
+  const loadQuarantine = () => {
+    const wanted = reason;
+    return api.request("pipeline", { part: "quarantine", reason: wanted }).then(
+      (found) => wanted === reason && showQuarantine(found), (error) => problem(reasons, error));
+  };
+  const choose = (one) => {
+    reason = reason === one ? "" : one;
+    loadQuarantine();
+  };
+  // Reading a large lake may take longer than the interval: there is one reading at a time, and one after it at most.
   const load = async () => {
+    isOutdated = true;
     if (isLoading) return;
     isLoading = true;
-    await api.request("pipeline", { part: "status" }).then(showStatus, (error) => problem(note, error));
-    await api.request("pipeline", { part: "charts" }).then(showCharts, (error) => problem(charts, error));
-    await api.request("pipeline", { part: "quarantine", reason }).then(showQuarantine, (error) => problem(reasons, error));
-    isLoading = false;
+    try {
+      while (isOutdated) {
+        isOutdated = false;
+        await api.request("pipeline", { part: "status" }).then(showStatus, (error) => problem(note, error));
+        await api.request("pipeline", { part: "charts" }).then(showCharts, (error) => problem(charts, error));
+        await loadQuarantine();
+      }
+    } finally {
+      isLoading = false;
+    }
   };
   const requeueButton = h("button", {
     type: "button", onclick: () => confirm("Decode the quarantine again?",
@@ -73,7 +92,7 @@ export function pipelinePage(view, api) {
         load();
       }),
   }, "Requeue");
-  const timer = setInterval(() => api.isOpen && document.visibilityState === "visible" && load(), 5000);
+  const timer = setInterval(() => api.isOpen && !isLoading && document.visibilityState === "visible" && load(), 5000);
   view.append(h("div", { cls: "head" }, h("h1", {}, "Pipeline")), note, tiles,
     h("div", { cls: "columns" },
       h("section", { cls: "card", "aria-label": "Queries" }, h("h2", {}, "Progress"), queries),

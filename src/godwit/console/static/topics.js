@@ -1,7 +1,7 @@
 // Topics: the tree with rates and values, a live tail, a chart of numbers, and a form to publish.
 import { Chart } from "./chart.js";
 import { Grid } from "./grid.js";
-import { ago, bytes, clock, count, dialog, field, h, moment, payloadText, rate, replace, select, short, shown, visible } from "./dom.js";
+import { ago, bytes, clock, count, dialog, field, h, moment, payloadText, rate, refresh, replace, select, short, shown, visible } from "./dom.js";
 
 const KEPT = 200;
 const FORMS = [["text", "Text"], ["json", "JSON"], ["hex", "Hexadecimal"]];
@@ -9,7 +9,7 @@ let tails = 0;
 
 export function topicsPage(view, api, query) {
   const opened = new Set();
-  let search = "", sort = "name", values = new Map(), watched = "", selected = null, wait;
+  let search = "", sort = "name", values = new Map(), watched = "", wait;
 
   // -- the tree
   const toggle = (row, isOpen = !opened.has(row.path)) => {
@@ -54,6 +54,8 @@ export function topicsPage(view, api, query) {
       grid.refresh(true);
     },
     onpage: (rows) => {
+      const row = rows.find((one) => one.path === selected?.path && one.topic);
+      if (row) showDetail({ topic: row.topic });
       const wanted = rows.filter((row) => row.topic).map((row) => row.path);
       const text = JSON.stringify(wanted);
       if (text === watched) return;
@@ -76,34 +78,51 @@ export function topicsPage(view, api, query) {
 
   // -- one topic
   const detail = h("div", { cls: "stack" });
+  let selected = null; // the topic that is shown, with its values as far as they are known
+  const showDetail = (news) => {
+    Object.assign(selected, news);
+    const { path, topic, last, retained } = selected;
+    if (!topic || last === undefined) return;
+    const value = (one, otherwise) => (one ? [h("span", { cls: "mono" }, payloadText(one)), h("span", { cls: "muted small" }, `  ${ago(one.us)}`)] : otherwise);
+    refresh(detail, h("section", { cls: "card", "aria-label": "Topic" }, h("h2", { cls: "mono" }, shown(path)),
+      h("dl", { cls: "facts" },
+        h("dt", {}, "Last value"), h("dd", { cls: "last-value" }, value(last, "not in the log")),
+        h("dt", {}, "Retained value"), h("dd", { cls: "retained-value" }, value(retained, "none")),
+        h("dt", {}, "Messages"), h("dd", {}, `${count(topic.messages)} (${bytes(topic.payload_bytes)})`),
+        h("dt", {}, "Last message"), h("dd", {}, moment(topic.last_us)),
+        h("dt", {}, "Subscribers"), h("dd", {}, count(topic.subscribers || 0)),
+        h("dt", {}, "Publishers"), h("dd", {}, count(topic.publishers || 0)),
+        h("dt", {}, "Policy"), h("dd", {}, topic.policy || "open"))));
+  };
   const choose = async (row) => {
-    const filter = row.topic ? row.path : `${row.path}/#`;
-    selected = row.path;
-    filterInput.value = filter;
+    const one = (selected = { path: row.path });
+    filterInput.value = chosen = row.topic ? row.path : `${row.path}/#`;
     if (row.topic) topicInput.value = row.path;
     startTail();
-    if (!row.topic) return replace(detail);
+    replace(detail);
+    if (!row.topic) return;
     try {
       const found = await api.request("topic", { topic: row.path });
-      if (selected !== row.path || !found.topic) return;
-      const value = (one) => (one ? [h("span", { cls: "mono" }, payloadText(one)), h("span", { cls: "muted small" }, `  ${ago(one.us)}`)] : "none");
-      replace(detail, h("section", { cls: "card", "aria-label": "Topic" }, h("h2", { cls: "mono" }, shown(row.path)),
-        h("dl", { cls: "facts" },
-          h("dt", {}, "Last value"), h("dd", { cls: "last-value" }, found.last ? value(found.last) : "not in the log"),
-          h("dt", {}, "Retained value"), h("dd", { cls: "retained-value" }, value(found.retained)),
-          h("dt", {}, "Messages"), h("dd", {}, `${count(found.topic.messages)} (${bytes(found.topic.payload_bytes)})`),
-          h("dt", {}, "Last message"), h("dd", {}, moment(found.topic.last_us)),
-          h("dt", {}, "Subscribers"), h("dd", {}, count(found.topic.subscribers || 0)),
-          h("dt", {}, "Publishers"), h("dd", {}, count(found.topic.publishers || 0)),
-          h("dt", {}, "Policy"), h("dd", {}, found.topic.policy || "open"))));
+      if (selected === one && found.topic) showDetail(found);
     } catch (error) {
-      if (selected === row.path) replace(detail, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
+      if (selected === one) replace(detail, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
     }
   };
 
+  // A message does not tell whether it was published to be retained.
+  const refreshRetained = async () => {
+    const one = selected;
+    if (!one?.topic?.retained || !one.isOutdated) return;
+    one.isOutdated = false;
+    const found = await api.request("topic", { topic: one.path }).catch(() => null);
+    if (found && selected === one) showDetail({ retained: found.retained });
+  };
+  const retainedTimer = setInterval(() => api.isOpen && document.visibilityState === "visible" && refreshRetained(), 5000);
+
   // -- the tail
   let tail = 0, isPaused = false, messages = [], held = [], form = "text", numbers = new Map(), numberKey = "";
-  const filterInput = h("input", { value: query.get("filter") || "", placeholder: "home/#", "aria-label": "Topic filter of the tail", maxlength: "1000" });
+  let chosen = query.get("filter"); // as it is: a name of a topic may have blanks and commas
+  const filterInput = h("input", { value: chosen || "", placeholder: "home/#, plant/#", "aria-label": "Topic filter of the tail", maxlength: "1000" });
   const since = query.get("since");
   const list = h("ol", { cls: "tail", "aria-label": "Messages", tabindex: "0" });
   const note = h("p", { cls: "muted small", "aria-live": "polite" }, "Choose a topic, or give a filter.");
@@ -133,7 +152,8 @@ export function topicsPage(view, api, query) {
     replace(note, isPaused ? `Paused, ${count(held.length)} new messages` : shown(state), !isPaused && sampled ? " – many messages: this is a sample" : "");
   };
   const startTail = (since_us) => {
-    const filters = filterInput.value.split(/\s+/).filter(Boolean);
+    const text = filterInput.value;
+    const filters = text === chosen ? [text] : text.split(",").map((one) => one.trim()).filter(Boolean);
     if (!filters.length) return;
     tail = ++tails;
     messages = [];
@@ -142,6 +162,7 @@ export function topicsPage(view, api, query) {
     sampled = false;
     draw();
     drawNumbers();
+    list.classList.toggle("single", filters.length === 1 && !/[#*+]/.test(filters[0]));
     showNote(since_us ? `Replaying from ${moment(since_us)}` : "Waiting for messages");
     api.request("tail", { filters, tail, since_us: since_us || null }).catch((error) => showNote(error.message));
   };
@@ -272,6 +293,8 @@ export function topicsPage(view, api, query) {
       if (event.tail !== tail) return;
       if (event.error) return showNote(event.error);
       event.messages.forEach(addNumbers);
+      const latest = event.messages.findLast((one) => one.topic === selected?.path);
+      if (latest && !since) showDetail({ last: { ...latest, us: latest.received_us }, isOutdated: !latest.retained });
       drawNumbers();
       sampled ||= event.sampled;
       const found = event.messages.reverse();
@@ -307,6 +330,7 @@ export function topicsPage(view, api, query) {
     },
     close() {
       clearInterval(timer);
+      clearInterval(retainedTimer);
       clearTimeout(wait);
       offs.forEach((off) => off());
       grid.close();

@@ -96,11 +96,59 @@ def test_one_certificate_for_all_listeners_that_sighup_replaces(tmp_path: Path) 
             eventually(lambda url=url: served(url) == second)  # type: ignore[misc]
         assert godwit("pub", "--broker", f"{address}#{renewed}", "a", "x").returncode == 0
 
-        (tmp_path / "broker.crt").write_text("damaged")
+        former_key = (tmp_path / "broker.key").read_bytes()
+        make_identity(tmp_path)
+        write_file(tmp_path / "broker.key", former_key, 0o600)  # only half of the pair was replaced
         broker.process.send_signal(signal.SIGHUP)
         broker.out.until("the certificate of mqtt stays as it was")
+        broker.out.until("the archive stays as it was")
         assert "stays as it was" in broker.err.until("the certificate of the console")
-        assert [served(url) for url in (mqtt, console)] == [second] * 2
+        assert [served(url) for url in (archive, mqtt, console)] == [second] * 3
+
+        (tmp_path / "broker.crt").write_text("damaged")
+        broker.process.send_signal(signal.SIGHUP)
+        broker.out.until("the archive stays as it was")
+        assert "stays as it was" in broker.err.until("the certificate of the console")
+        assert [served(url) for url in (archive, mqtt, console)] == [second] * 3
+
+
+@needs_posix
+def test_sighup_takes_a_certificate_from_other_files(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    config = tmp_path / "broker.toml"
+    config.write_text(CONFIG)
+    make_identity(tmp_path)
+    other = tmp_path / "renewed"
+    other.mkdir()
+    renewed, fingerprint = make_identity(other)
+    options = ("--config", str(config), "--console", "--console-listen", "127.0.0.1:0")
+    with running("broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), *options) as broker:
+        prefixes = ("archive on grpc+tls://", "listening on udps://", "listening on tls://", "console on https://")
+        found: dict[str, str] = {}
+        while len(found) < len(prefixes):
+            line = broker.out.line()
+            found |= {prefix: line.rpartition(" ")[2] for prefix in prefixes if prefix in line}
+        _, address, mqtt, console = (found[prefix] for prefix in prefixes)
+        config.write_text(
+            CONFIG.replace("broker.crt", "renewed/broker.crt").replace("broker.key", "renewed/broker.key")
+        )
+        broker.process.send_signal(signal.SIGHUP)
+        archive = broker.out.until("archive on grpc+tls://").rpartition(" ")[2]
+        for url in (archive, mqtt, console):
+            eventually(lambda url=url: served(url) == renewed)  # type: ignore[misc]
+        assert godwit("pub", "--broker", f"{address}#{fingerprint}", "a", "x").returncode == 0
+        assert not any("need a restart" in line for line in broker.out.seen)
+
+        config.write_text(CONFIG.replace("broker.crt", "absent.crt"))
+        broker.process.send_signal(signal.SIGHUP)
+        broker.out.until("the settings of security stay as they were")
+        broker.out.until("the archive stays as it was")
+        assert [served(url) for url in (archive, mqtt, console)] == [renewed] * 3
+
+        config.write_text('[security]\nplain = "refuse"\n')
+        broker.process.send_signal(signal.SIGHUP)
+        broker.out.until("a console with TLS instead of without, or the reverse, needs a restart of the broker")
+        assert served(console) == renewed
 
 
 def test_listeners_fall_back_to_the_certificate_of_security() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import godwit
-from godwit.net.cluster_service import StandbyListener
+from godwit.net.authority import write_identity
+from godwit.net.cluster_service import ClusterService, StandbyListener
 from godwit.net.service import Service
+from godwit.net.tls import new_identity
 from godwit.net.udp import UdpSocket
-from godwit.server.configuration import Configuration, SecuritySection
+from godwit.server.cluster_configuration import ClusterSection
+from godwit.server.configuration import ArchiveSection, Configuration, MqttSection, SecuritySection
 
 KEY = b"k" * 32
 PATIENCE_S = 60.0
@@ -69,3 +74,43 @@ def test_a_client_that_waits_for_a_standby_connects_when_it_is_active() -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_a_standby_takes_changed_paths_of_certificates(tmp_path: Path) -> None:
+    """Without an engine it stays a standby. Its console asks it for the files, and MQTT uses them once it is active."""
+    pytest.importorskip("nats")
+    for name in ("old", "new"):
+        write_identity(tmp_path, name, new_identity())
+
+    def configured(name: str) -> Configuration:
+        files = {"certificate": tmp_path / f"{name}.crt", "key": tmp_path / f"{name}.key"}
+        return Configuration(
+            listen=["127.0.0.1:0"],
+            data=tmp_path / "data",
+            archive=ArchiveSection(is_on=False),
+            security=SecuritySection(**files),
+            mqtt=MqttSection(listen=("tls://127.0.0.1:0",), **files),
+            cluster=ClusterSection(name="c", node="a", servers=("nats://127.0.0.1:9",)),
+        )
+
+    async def main() -> None:
+        notices = Notices()
+        async with ClusterService(configured("old"), notices=notices) as node:
+            assert node.security.certificate_files(is_exposed=False) == (tmp_path / "old.crt", tmp_path / "old.key")
+            node.security.sealer()
+            node.try_reload(lambda: configured("absent"))
+            assert any("the settings of security stay as they were" in text for text in notices.texts)
+            assert node.configuration.security == configured("old").security
+            node.try_reload(lambda: configured("new"))
+            assert node.security.certificate_files(is_exposed=False) == (tmp_path / "new.crt", tmp_path / "new.key")
+            assert node.configuration.mqtt == configured("new").mqtt
+
+    asyncio.run(main())
+
+
+class Notices:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def write(self, kind: str, text: str, fields: dict[str, Any]) -> None:
+        self.texts.append(text)

@@ -14,20 +14,24 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
-from OpenSSL import SSL
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.verification import VerificationError
+from OpenSSL import SSL, crypto
 
 from godwit.errors import ConfigurationError, DecodeError
 from godwit.limits import MAX_CRYPTO_BYTES
+from godwit.net.authority import issue_for_client, new_authority, write_identity
 from godwit.net.tls import (
     AES_128_GCM,
     CERTIFICATE_FILE,
     CHACHA20_POLY1305,
     KEY_FILE,
+    MAX_INTERMEDIATES,
     BrokerSealer,
     Identity,
     TlsHandshake,
     check_authority,
+    client_names,
     fingerprint_of,
     load_identity,
     make_context,
@@ -37,6 +41,7 @@ from godwit.net.tls import (
     self_signed,
     stored_identity,
 )
+from godwit.transport.events import PeerCertificate
 from godwit.transport.protection import DirectionKey
 from godwit.transport.sealing import EXPORTER_LABEL, CryptoStream, TlsError, TlsSession
 from godwit.wire.packet import CryptoFrame
@@ -366,6 +371,115 @@ def test_absurd_chains_are_refused_in_bounded_time(tmp_path: Path, case: str) ->
     with pytest.raises(TlsError, match="not accepted"):
         check_authority(chain, "broker.example", authority.path)
     assert time.process_time() - began < 5.0, "the library limits the number of signatures that it checks"
+
+
+def named(number: int) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {number}")])
+
+
+def linear_chain(count: int, curve: ec.EllipticCurve) -> Identity:
+    """A certificate for clients and its issuers, each issued by the next, the last one by itself."""
+    keys = [ec.generate_private_key(curve) for _ in range(3)]
+    now = datetime.datetime.now(datetime.UTC)
+    certificates = []
+    for place in range(count):
+        issuer = min(place + 1, count - 1)
+        key, signer = keys[place % 3], keys[issuer % 3]
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(named(place))
+            .issuer_name(named(issuer))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=30))
+            .add_extension(x509.BasicConstraints(ca=place > 0, path_length=None), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        if place == 0:
+            names = [x509.UniformResourceIdentifier("godwit:press-7")]
+            usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            builder = builder.add_extension(usage, critical=False)
+        else:
+            builder = builder.add_extension(x509.KeyUsage(*(at in (0, 5, 6) for at in range(9))), critical=True)
+        certificates.append(builder.sign(signer, hashes.SHA256()))
+    return Identity(keys[0], certificates)
+
+
+@pytest.mark.parametrize("count", [1, 1 + MAX_INTERMEDIATES, 2 + MAX_INTERMEDIATES])
+def test_names_are_proved_by_chains_of_usual_length(count: int) -> None:
+    *chain, authority = linear_chain(count + 1, ec.SECP256R1()).certificates
+    mixed = [chain[0], *random.Random(1).sample(chain[1:], len(chain) - 1)]
+    for one in (chain, mixed, [*chain, authority], [*chain, *[new_identity().certificates[0]] * 20]):
+        if count <= 1 + MAX_INTERMEDIATES:
+            assert client_names(one, [authority]) == ("press-7",)
+        else:
+            with pytest.raises(VerificationError):
+                client_names(one, [authority])
+
+
+def test_a_client_with_an_absurd_chain_costs_a_broker_little(tmp_path: Path) -> None:
+    """In the handshake and in the check of the names: all in one line, and all with one name."""
+    authority = new_authority()
+    write_identity(tmp_path, "ca", authority)
+    broker = BrokerSealer(new_identity(), client_ca=tmp_path / "ca.crt", asks_client=True)
+
+    def cost_s(identity: Identity) -> float:
+        found = []
+        for _ in range(5):
+            client, server = new_client_session(lambda chain: None, identity), broker.new_session()
+            finished = client.receive(server.receive(client.start()))
+            assert len(finished) < MAX_CRYPTO_BYTES
+            began = time.thread_time()
+            server.receive(finished)
+            peer = server.check_peer()
+            found.append(time.thread_time() - began)
+            assert peer == PeerCertificate(identity.fingerprint, ())
+        return min(found)
+
+    usual = cost_s(linear_chain(1 + MAX_INTERMEDIATES, ec.SECP384R1()))
+    long = linear_chain(100, ec.SECP384R1())
+    assert cost_s(long) < 6 * usual, "it was 20 times as much without a limit"
+    key = ec.generate_private_key(ec.SECP384R1())
+    same = self_signed(key)
+    assert cost_s(Identity(key, [same] * 60)) < 6 * usual
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_damaged_certificates_raise_nothing_else(side: str, tmp_path: Path) -> None:
+    """OpenSSL reads many certificates that cryptography refuses. The peer has their key, so TLS itself succeeds."""
+    authority = new_authority()
+    write_identity(tmp_path, "ca", authority)
+    broker = BrokerSealer(new_identity(), client_ca=tmp_path / "ca.crt", asks_client=True)
+    identity = issue_for_client(authority, "press-7") if side == "client" else new_identity()
+    good = identity.certificates[0].public_bytes(serialization.Encoding.DER)
+    path = tmp_path / "damaged.crt"
+    refused = 0
+    for place in [*range(8 * 60), *range(8 * 60, 8 * len(good), 9)]:
+        data = bytearray(good)
+        data[place // 8] ^= 1 << place % 8
+        context = make_context(None, "client") if side == "client" else make_context(new_identity())
+        try:
+            path.write_bytes(data)
+            context.use_certificate_file(path, crypto.FILETYPE_ASN1)
+            context.use_privatekey(identity.key)  # type: ignore[arg-type]
+            context.check_privatekey()
+        except SSL.Error:
+            continue  # OpenSSL does not read it either
+        if side == "client":
+            client: TlsSession = TlsHandshake(context, "client", lambda chain: None)
+            server = judge = broker.new_session()
+        else:
+            client = judge = new_client_session(lambda chain: check_authority(chain, "localhost", tmp_path / "ca.crt"))
+            server = TlsHandshake(context, "server")
+        try:
+            server.receive(client.receive(server.receive(client.start())))
+            judge.check_peer()
+        except TlsError as error:
+            refused += "damaged, or of an unknown kind" in str(error)
+    assert refused > 20, "most of the first flips are in the version, the serial number and the names"
 
 
 def test_a_chain_that_is_too_long_for_the_handshake_gives_no_connection() -> None:

@@ -20,7 +20,7 @@ from godwit.limits import KEY_LIFETIME_S
 from godwit.net.tls import AES_128_GCM, CHACHA20_POLY1305
 from godwit.transport import protection as module
 from godwit.transport.connection import Connection
-from godwit.transport.events import Closed, ConnectionState, PathChanged
+from godwit.transport.events import Closed, ConnectionState, PathChanged, Train
 from godwit.transport.protection import DirectionKey, Suite, expand, is_sealed
 from godwit.wire import packet as wire
 from godwit.wire.packet import HEADER, encode_packet
@@ -64,6 +64,43 @@ def gcm(key: bytes, nonce: bytes, data: bytes, associated: bytes) -> bytes:
     return output + tag.to_bytes(16, "big")
 
 
+def chacha_block(key: bytes, counter: int, nonce: bytes) -> bytes:
+    """A block of RFC 8439, 2.3."""
+    words = [int.from_bytes(part, "little") for part in (b"expa", b"nd 3", b"2-by", b"te k")]
+    words += [int.from_bytes(key[at : at + 4], "little") for at in range(0, 32, 4)]
+    words += [counter] + [int.from_bytes(nonce[at : at + 4], "little") for at in range(0, 12, 4)]
+    state = words.copy()
+
+    def rotated(word: int, bits: int) -> int:
+        return (word << bits | word >> 32 - bits) & 0xFFFFFFFF
+
+    def quarter(a: int, b: int, c: int, d: int) -> None:
+        for left, right, target, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            state[left] = (state[left] + state[right]) & 0xFFFFFFFF
+            state[target] = rotated(state[target] ^ state[left], bits)
+
+    for _ in range(10):
+        for column in range(4):
+            quarter(column, column + 4, column + 8, column + 12)
+        for column in range(4):
+            quarter(column, (column + 1) % 4 + 4, (column + 2) % 4 + 8, (column + 3) % 4 + 12)
+    return b"".join(((one + two) & 0xFFFFFFFF).to_bytes(4, "little") for one, two in zip(words, state, strict=True))
+
+
+def chacha20_poly1305(key: bytes, nonce: bytes, data: bytes, associated: bytes) -> bytes:
+    """RFC 8439, 2.8."""
+    blocks = [chacha_block(key, 1 + at // 64, nonce) for at in range(0, len(data), 64)]
+    sealed = bytes(one ^ two for one, two in zip(data, b"".join(blocks), strict=False))
+    one_time = chacha_block(key, 0, nonce)
+    r = int.from_bytes(one_time[:16], "little") & 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
+    padded = b"".join(part + bytes(-len(part) % 16) for part in (associated, sealed))
+    padded += len(associated).to_bytes(8, "little") + len(sealed).to_bytes(8, "little")
+    total = 0
+    for at in range(0, len(padded), 16):
+        total = (total + int.from_bytes(padded[at : at + 16] + b"\x01", "little")) * r % (2**130 - 5)
+    return sealed + ((total + int.from_bytes(one_time[16:32], "little")) % 2**128).to_bytes(16, "little")
+
+
 def hkdf_expand(secret: bytes, info: bytes, length: int) -> bytes:
     """RFC 5869, 2.3, in full."""
     blocks = [b""]
@@ -72,17 +109,20 @@ def hkdf_expand(secret: bytes, info: bytes, length: int) -> bytes:
     return b"".join(blocks)[:length]
 
 
-def sealed_by_the_book(secret: bytes, connection_id: int, number: int, frames: bytes, updates: int = 0) -> bytes:
+def sealed_by_the_book(
+    secret: bytes, connection_id: int, number: int, frames: bytes, updates: int = 0, suite: Suite = AES_128_GCM
+) -> bytes:
+    cipher, key_bytes = (gcm, 16) if suite is AES_128_GCM else (chacha20_poly1305, 32)
     for _ in range(updates):
         secret = hkdf_expand(secret, b"godwit 1 update", 32)
-    key = hkdf_expand(secret, b"godwit 1 key", 16)
+    key = hkdf_expand(secret, b"godwit 1 key", key_bytes)
     iv = int.from_bytes(hkdf_expand(secret, b"godwit 1 iv", 12), "big")
     header = bytes([0x11 | (updates % 2) << 1]) + connection_id.to_bytes(8, "big") + (number % 2**32).to_bytes(4, "big")
-    return header + gcm(key, (iv ^ number).to_bytes(12, "big"), frames, header)
+    return header + cipher(key, (iv ^ number).to_bytes(12, "big"), frames, header)
 
 
 def test_the_book_agrees_with_published_vectors() -> None:
-    """Test case 4 of the GCM specification, and A.1 of RFC 5869: the implementation above is right."""
+    """Test case 4 of the GCM specification, 2.8.2 of RFC 8439, A.1 of RFC 5869: the implementation above is right."""
     key = bytes.fromhex("feffe9928665731c6d6a8f9467308308")
     data = bytes.fromhex(
         "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657"
@@ -94,6 +134,13 @@ def test_the_book_agrees_with_published_vectors() -> None:
         "42831ec2217774244b7221b784d0d49ce3aa212f2c02a4e035c17e2329aca12e21d514b25466931c7d8f6a5aac84aa051ba30b396a0aac973d"
         "58e0915bc94fbc3221a5db94fae95ae7121a47"
     )
+    text = (
+        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would "
+    )
+    nonce, associated = bytes.fromhex("070000004041424344454647"), bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+    sealed = chacha20_poly1305(bytes(range(0x80, 0xA0)), nonce, text + b"be it.", associated)
+    assert sealed[:16].hex() == "d31a8d34648e60db7b86afbc53ef7ec2"
+    assert sealed[-16:].hex() == "1ae10b594f09e26a7e902ecbd0600691"
     secret = bytes.fromhex("077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5")
     assert hkdf_expand(secret, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42).hex() == (
         "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
@@ -120,13 +167,41 @@ class Half:
         self.protection = module.PacketProtection(suite, role, SECRET, SECRET[::-1], self.components, self.world.now)
 
 
-@given(st.binary(min_size=1, max_size=200), st.integers(0, 2**63))
+@given(st.sampled_from(REAL), st.binary(min_size=1, max_size=200), st.integers(0, 2**63))
 @examples(0.3)
-def test_sealed_packets_are_those_of_the_book(frames: bytes, number: int) -> None:
-    key = DirectionKey(AES_128_GCM, SECRET)
+def test_sealed_packets_are_those_of_the_book(suite: Suite, frames: bytes, number: int) -> None:
+    key = DirectionKey(suite, SECRET)
     header = HEADER.pack(0x11, 77, number & 0xFFFFFFFF)
-    sealed = header + key.encrypt(module._NONCE.pack(key.salt, key.iv ^ number), frames, header)
-    assert sealed == sealed_by_the_book(SECRET, 77, number, frames)
+    sealed = header + key.encrypt(key.nonces(number, 1)[0], frames, header)
+    assert sealed == sealed_by_the_book(SECRET, 77, number, frames, suite=suite)
+
+
+@pytest.mark.parametrize("suite", REAL, ids=lambda suite: suite.name)
+@pytest.mark.parametrize("number", [0, 2**32 - 3, 2**40 - 3, 2**52], ids=["0", "2^32", "2^40", "2^52"])
+def test_runs_are_those_of_the_book(suite: Suite, number: int) -> None:
+    """Many packets in one call, also where the 32 bits of the header start again."""
+    half = Half(suite)
+    half.protection._update_at = 2**60
+    contents = [bytes([n]) * 100 for n in range(6)]
+    parts = half.protection.seal_run(contents, number)
+    peer_id, own_id = half.components.peer_id, half.components.connection_id
+    book = [sealed_by_the_book(SECRET, peer_id, number + n, one, suite=suite) for n, one in enumerate(contents)]
+    assert b"".join(parts) == b"".join(book)
+    size = len(book[0])
+    theirs = [sealed_by_the_book(SECRET[::-1], own_id, number + n, one, suite=suite) for n, one in enumerate(contents)]
+    train = b"front" + b"".join(theirs)
+    assert half.protection.open_run(train, 5, size, number) == contents
+    assert half.protection.open_run(train[:-1], 5, size, number) == contents[:-1], "the last one is not whole"
+    assert half.protection.open_run(train, 5 + size, size, number + 1) == contents[1:]
+    assert not half.protection.open_run(train, 5, size, number + 1), "not the next one"
+    for place in (0, 3, 8, 9, 12, 13, 60, size - 1):  # the first byte, id, number, frames, tag
+        for bit in range(8):
+            damaged = bytearray(train)
+            damaged[5 + 2 * size + place] ^= 1 << bit
+            assert half.protection.open_run(bytes(damaged), 5, size, number) == contents[:2], (place, bit)
+    assert half.protection.forged == 0, "`open` decides about the packet that ended the run, and counts it"
+    assert half.protection.open(bytes(damaged[5 + 2 * size : 5 + 3 * size]), number + 2, half.world.now) is None
+    assert half.protection.forged == 1
 
 
 def test_seal_and_open_agree_with_the_book_through_key_updates() -> None:
@@ -161,7 +236,7 @@ def test_each_flipped_bit_makes_a_packet_not_open(suite: Suite) -> None:
     half = Half(suite, "server")
     key = DirectionKey(suite, SECRET)
     header = HEADER.pack(0x11, half.components.connection_id, 5)
-    packet = header + key.encrypt(module._NONCE.pack(key.salt, key.iv ^ 5), b"\x01\x00\x00", header)
+    packet = header + key.encrypt(key.nonces(5, 1)[0], b"\x01\x00\x00", header)
     assert half.protection.open(packet, 5, half.world.now) is not None
     before = half.protection.updates
     for place in range(8 * len(packet)):
@@ -420,8 +495,6 @@ def test_a_train_of_several_connections_and_damaged_packets_is_handled() -> None
     packets.insert(1, bytes([packets[0][0]]) + packets[0][1:-1] + bytes([packets[0][-1] ^ 1]))
     packets.insert(2, encode_packet(server.id, 3, b"\x01".ljust(size - 17, b"\0")))
     packets.append(bytes(size))
-    from godwit.transport.events import Train
-
     world.server.endpoint.receive(Train(CLIENT, b"".join(packets), size), world.now)
     world.server.note_events()
     assert world.server.endpoint.dropped["forged"] == 1
@@ -430,6 +503,47 @@ def test_a_train_of_several_connections_and_damaged_packets_is_handled() -> None
     world.run(3.0)
     assert world.server.bodies() == [bytes([n]) * 900 for n in range(10)]
     assert not world.server.all(Closed)
+
+
+def test_a_dropped_packet_in_a_train_does_not_shift_the_numbers_of_the_following() -> None:
+    """A peer seals a packet with frames that do not exist between the fragments of a record."""
+    world = SealedWorld(suites=REAL)
+    client, server = world.connect()
+    world.run(0.5)
+    body = bytes(range(250)) * 24
+    size = 1000
+    channel = client.open_channel()
+    contents = []
+    for at in range(0, len(body), size):
+        kind = wire.DATA | wire.LAST if at + size >= len(body) else wire.DATA
+        contents.append(wire.FRAGMENT_HEADER.pack(kind, channel, 0, at) + body[at : at + size])
+    contents.insert(3, b"\x3f" * len(contents[0]))
+    number = protection_of(client)._next_number
+    train = b"".join(protection_of(client).seal_run(contents, number))
+    world.server.endpoint.receive(Train(CLIENT, train, len(train) // len(contents)), world.now)
+    world.server.note_events()
+    assert world.server.bodies() == [body]
+    acknowledger = server._components.acknowledger
+    assert acknowledger.largest == number + len(contents) - 1
+    frame = acknowledger.next_frame(world.now, None)
+    assert frame.ranges == ((number + 4, number + len(contents) - 1), (0, number + 2))
+
+
+def test_too_many_forged_packets_end_a_connection() -> None:
+    """The limit of RFC 9001, 6.6."""
+    few = Suite(AES_128_GCM.code, "few", key_bytes=16, max_forged=100, make=AES_128_GCM.make, error=AES_128_GCM.error)
+    world = SealedWorld(suites=(few,))
+    client, server = world.connect()
+    world.run(0.5)
+    forged = b"\x11" + server.id.to_bytes(8, "big") + bytes(40)
+    world.inject(world.server, *[forged] * 99, source=CLIENT)
+    world.run(0.5)
+    assert server.state is ConnectionState.OPEN
+    world.inject(world.server, forged, source=CLIENT)
+    client.ping()
+    world.run(1.0)
+    closed = world.closed(world.server)
+    assert (closed.code, closed.reason) == (9, "too many forged packets")
 
 
 def test_header_flags_are_checked() -> None:

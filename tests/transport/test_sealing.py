@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.transport.sealed import CLIENT, SERVER, SealedWorld, protection_of
+from tests.transport.sealed import CLIENT, SERVER, RealSealer, SealedWorld, protection_of
 from tests.transport.world import STRANGER, Flying, World, examples, send_all
 
 from godwit.errors import DecodeError
@@ -207,11 +207,12 @@ def test_a_forged_refusal_does_not_carry_a_code_that_ends_clients() -> None:
     assert world.closed(world.client).code == Code.SEALING
 
 
+@pytest.mark.parametrize("sealer", [None, RealSealer()], ids=["stand-in", "OpenSSL"])
 @pytest.mark.parametrize("loss", [0.1, 0.3])
-def test_handshakes_complete_under_loss(loss: float) -> None:
+def test_handshakes_complete_under_loss(loss: float, sealer: RealSealer | None) -> None:
     """30 % loss each way: 50 of 50."""
     for seed in range(50):
-        world = SealedWorld(seed, loss=loss)
+        world = SealedWorld(seed, loss=loss, sealer=sealer)
         client = world.client.endpoint.connect(SERVER, world.now)
         world.run_until(lambda client=client: client.state is not ConnectionState.CONNECTING, limit_s=40.0)  # type: ignore[misc]
         assert client.state is ConnectionState.OPEN, f"seed {seed}: {world.describe()}"

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 from godwit.cli.connection import DEFAULT_BROKER, BrokerOption
@@ -133,29 +134,55 @@ class ConsoleTls:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises ConfigurationError if the files are unusable, or other users can read the key."""
-        self._paths = (certificate, key)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.load()
+        self._files = (certificate, key)
+        self._load(certificate, key)
 
-    def load(self) -> None:
-        """Read the files, at first or again: new connections get the new certificate. Raises ConfigurationError."""
+    def _load(self, certificate: Path, key: Path) -> None:
+        from godwit.net.listener_tls import load_certificate
         from godwit.net.tls import check_private
 
-        certificate, key = self._paths
         check_private(key)
         try:
-            self.context.load_cert_chain(certificate, key)
+            load_certificate(self.context, certificate, key)
         except OSError as error:  # also ssl.SSLError
             raise ConfigurationError(
                 f"the certificate {certificate} with the key {key} is unusable ({error}): check both files"
             ) from error
+        self._files = (certificate, key)
 
-    def reload(self) -> None:
-        """Read the files again. After an error the former certificate remains in use."""
+    def reload(self, certificate: Path | None = None, key: Path | None = None) -> None:
+        """Read the files again, or other ones. After an error the former certificate remains in use."""
         try:
-            self.load()
+            self._load(certificate or self._files[0], key or self._files[1])
         except ConfigurationError as error:
             typer.echo(f"warning: the certificate of the console stays as it was: {safe(str(error))}", err=True)
+
+
+class ConsoleFiles(msgspec.Struct, array_like=True):
+    """A line that a broker sends to its console: the files of the certificate to use from now on."""
+
+    certificate: str
+    key: str
+
+
+class ConsoleInput:
+    """The input of a console that ends with its broker: ConsoleFiles in JSON, one a line."""
+
+    def __init__(self, stopping: asyncio.Event, tls: ConsoleTls | None) -> None:
+        self._stopping = stopping
+        self._tls = tls
+        self._rest = b""
+
+    def handle_readable(self) -> None:
+        """Read what standard input has; its end stops the console."""
+        data = os.read(0, 65_536)
+        if not data:
+            self._stopping.set()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines and self._tls is not None:
+            files = msgspec.json.decode(lines[-1], type=ConsoleFiles)
+            self._tls.reload(Path(files.certificate), Path(files.key))
 
 
 def run_console(service: Service | ClusterService, *, listen: str, notices: Notices) -> None:
@@ -167,24 +194,36 @@ def run_console(service: Service | ClusterService, *, listen: str, notices: Noti
     scheme = "udps" if service.configuration.security.plain == "refuse" else "udp"
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = [sys.executable, "-m", "godwit", "console", "--broker", address, "--listen", listen]
-    files = service.security.certificate_files(is_exposed=not is_local(listen))
+    is_exposed = not is_local(listen)
+    files = service.security.certificate_files(is_exposed=is_exposed)
     if files is not None:
         command += ["--certificate", str(files[0]), "--key", str(files[1])]
-    task = asyncio.get_running_loop().create_task(_watch(command, service, notices))
+    task = asyncio.get_running_loop().create_task(_watch(command, service, notices, is_exposed=is_exposed))
     _running.add(task)
     task.add_done_callback(_running.discard)
 
 
-async def _watch(command: list[str], service: Service | ClusterService, notices: Notices) -> None:
+async def _watch(command: list[str], service: Service | ClusterService, notices: Notices, *, is_exposed: bool) -> None:
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, END_WITH_INPUT: "1"},
     )
+    assert process.stdin is not None
     assert process.stdout is not None
-    if sys.platform != "win32" and "--certificate" in command:
-        service.on_reload = lambda: process.send_signal(signal.SIGHUP) if process.returncode is None else None
+    has_tls = "--certificate" in command
+    send = process.stdin.write
+
+    def on_reload() -> None:
+        files = service.security.certificate_files(is_exposed=is_exposed)
+        if (files is not None) != has_tls:
+            text = "a console with TLS instead of without, or the reverse, needs a restart of the broker"
+            notices.write("warning", text, {})
+        elif files is not None and process.returncode is None:
+            send(msgspec.json.encode(ConsoleFiles(str(files[0]), str(files[1]))) + b"\n")
+
+    service.on_reload = on_reload
     try:
         async for line in process.stdout:
             text = line.decode("utf-8", "replace").strip()
@@ -207,7 +246,7 @@ async def _serve(server: ConsoleServer, host: str, port: int, tls: ConsoleTls | 
             if tls is not None:
                 loop.add_signal_handler(signal.SIGHUP, tls.reload)
         if end_with_input:
-            loop.add_reader(0, lambda: stopping.set() if not os.read(0, 4096) else None)
+            loop.add_reader(0, ConsoleInput(stopping, tls).handle_readable)
         typer.echo(f"console on {server.url}")
         sys.stdout.flush()
         await stopping.wait()

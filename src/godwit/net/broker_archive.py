@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from godwit.broker.effects import Import, Notice
 from godwit.net.address import format_address, is_loopback, parse_broker
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
+from godwit.net.listener_tls import check_certificate
 from godwit.net.service_warnings import archive_not_installed, archive_open_to_all, archive_without_tls
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.store.folder import DataFolder
@@ -56,7 +58,16 @@ class BrokerArchive:
         """Run the archive of the configuration, and no other. Return whether there is one."""
         command = self._command(configuration, addresses)
         section = configuration.archive
-        files = [path for path in (section.certificate, section.key) if path is not None and command is not None]
+        files: list[Path] = []
+        if command is not None and section.certificate is not None and section.key is not None:
+            files = [section.certificate, section.key]
+            if self.process.url:  # a running archive has read its files, and is not given up for unusable ones
+                try:
+                    check_certificate(*files)
+                except OSError as error:
+                    text = f"the archive stays as it was: {error}; check {files[0]} and {files[1]}"
+                    self._notices.write("warning", text, {})
+                    return True
         self.process.run(command, files)
         return command is not None
 

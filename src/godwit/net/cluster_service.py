@@ -392,6 +392,7 @@ class ClusterService:
         if self.service is not None:
             self.service.try_reload(load)
             self.configuration = self.service.configuration
+            self._reload_security(self.configuration)
             self.on_reload()
             return
         try:
@@ -402,12 +403,20 @@ class ClusterService:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
             return
         former = self.configuration
-        self.configuration = replace(
-            configuration, listen=former.listen, data=former.data, cluster=former.cluster, mqtt=former.mqtt
-        )
+        configuration = self._reload_security(configuration)
+        self.configuration = replace(configuration, listen=former.listen, data=former.data, cluster=former.cluster)
         self._archive.run(self.configuration, self.addresses)
         self._notices.write("reloaded", "the configuration was read again", {})
         self.on_reload()
+
+    def _reload_security(self, configuration: Configuration) -> Configuration:
+        """Use the files of another configuration. Return it, with the former section if they are not usable."""
+        try:
+            self.security.reload(configuration.security)
+        except GodwitError as error:
+            self._notices.write("warning", f"the settings of security stay as they were: {error}", {})
+            return replace(configuration, security=self.security.section)
+        return configuration
 
     def _warn(self, texts: Sequence[str]) -> None:
         for text in texts:

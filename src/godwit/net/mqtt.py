@@ -21,6 +21,7 @@ from godwit.mqtt.connection import MqttConnection, MqttTransport
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.mqtt.websocket import WebSocketStream
 from godwit.net.address import bind_text, format_address, parse_broker
+from godwit.net.listener_tls import load_certificate
 from godwit.server.server import Server
 from godwit.transport.events import Address
 
@@ -98,11 +99,6 @@ def make_tls_context(certificate: Path, key: Path, client_ca: Path | None = None
             f"the certificate of [mqtt] cannot be used ({error}): check certificate, key and client_ca"
         ) from error
     return context
-
-
-def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Load a certificate and its key, also into a context that is in use: new connections get the new one."""
-    context.load_cert_chain(certificate, key)
 
 
 def common_name(certificate: dict[str, Any] | None) -> str:
@@ -412,7 +408,7 @@ class MqttListeners:
         """Use a new certificate for new connections.
 
         Raises:
-            OSError: Reading the files failed, or they do not belong together.
+            OSError: Reading the files failed, or they do not belong together; then the former one remains.
         """
         if self.context is not None:
             load_certificate(self.context, certificate, key)

@@ -51,7 +51,7 @@ from godwit.net.service_warnings import (
     open_to_strangers,
 )
 from godwit.net.udp import UdpSocket
-from godwit.server.configuration import Configuration
+from godwit.server.configuration import Configuration, MqttSection
 from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
@@ -515,7 +515,7 @@ class Service:
             self._notices.write("warning", "another folder for the log needs a restart of the broker", {})
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
-        self._reload_mqtt(configuration)
+        mqtt = self._reload_mqtt(configuration.mqtt)
         if configuration.cluster != former.cluster:
             self._notices.write("warning", "other settings of the cluster need a restart of the broker", {})
         if configuration.bridges != former.bridges:
@@ -532,7 +532,7 @@ class Service:
             configuration,
             listen=former.listen,
             data=former.data,
-            mqtt=former.mqtt,
+            mqtt=mqtt,
             bridges=former.bridges,
             metrics=former.metrics,
             cluster=former.cluster,
@@ -546,18 +546,25 @@ class Service:
         self._audit("reloaded", "the configuration was read again", {})
         self.on_reload()
 
-    def _reload_mqtt(self, configuration: Configuration) -> None:
-        """Read the certificate again. Everything else of MQTT needs a restart."""
-        section = configuration.mqtt
-        if section != self.configuration.mqtt:
+    def _reload_mqtt(self, section: MqttSection | None) -> MqttSection | None:
+        """Read the certificate, from other files if the section names others. Return the section that is in use.
+
+        Everything else needs a restart.
+        """
+        used = self.configuration.mqtt
+        if self._mqtt is not None and section is not None and used is not None and used.certificate is not None:
+            certificate, key = section.certificate, section.key
+            if certificate is not None and key is not None:
+                try:
+                    self._mqtt.reload_certificate(certificate, key)
+                    used = replace(used, certificate=certificate, key=key)
+                except OSError as error:
+                    text = f"the certificate of mqtt stays as it was: {error}; check {certificate} and {key}"
+                    self._notices.write("warning", text, {})
+                    section = replace(section, certificate=used.certificate, key=used.key)
+        if section != used:
             self._notices.write("warning", "other settings of mqtt need a restart of the broker", {})
-        if section is not None and self._mqtt is not None and section.certificate is not None:
-            assert section.key is not None
-            try:
-                self._mqtt.reload_certificate(section.certificate, section.key)
-            except OSError as error:
-                text = f"the certificate of mqtt stays as it was: {error}; check certificate and key"
-                self._notices.write("warning", text, {})
+        return used
 
     def try_reload(self, load: Callable[[], Configuration]) -> None:
         """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""

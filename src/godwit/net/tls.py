@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from OpenSSL import SSL
 
-from godwit.errors import ConfigurationError, StorageError, printable
+from godwit.errors import ConfigurationError, GodwitError, StorageError, printable
 from godwit.transport.events import PeerCertificate, Role
 from godwit.transport.protection import SECRET_BYTES, Suite
 from godwit.transport.sealing import EXPORTER_LABEL, TlsError, TlsSession
@@ -43,6 +43,8 @@ KEY_FILE: Final = "tls-key.pem"
 CERTIFICATE_FILE: Final = "tls-cert.pem"
 KEY_LOG_VARIABLE: Final = "GODWIT_KEY_LOG"
 VALIDITY: Final = datetime.timedelta(days=3650)
+MAX_INTERMEDIATES: Final = 4
+"""The number of certificates between that of a peer and its authority. Each costs up to half a millisecond."""
 _READ_BYTES: Final = 65_536
 _SAMPLE: Final = bytes(1200)
 _ROUNDS: Final = 32
@@ -95,6 +97,7 @@ def make_context(
         context.set_alpn_select_callback(_select_alpn)
     if role == "client" or asks_client:
         context.set_verify(SSL.VERIFY_PEER, _accept_any)
+        context.set_verify_depth(MAX_INTERMEDIATES)  # OpenSSL checks the signatures of a chain, too
     if identity is not None:
         context.use_certificate(identity.certificates[0])
         for certificate in identity.certificates[1:]:
@@ -170,14 +173,27 @@ class TlsHandshake:
         """Raise TlsError if the peer's certificate is not accepted."""
         if self._check is None:
             return None
+        try:
+            chain = self._peer_chain()
+            if chain:
+                return self._check(chain)
+        except GodwitError:
+            raise
+        except Exception as error:  # OpenSSL reads certificates that cryptography does not, for several reasons
+            raise TlsError(
+                f"the certificate of the peer is damaged, or of an unknown kind ({printable(str(error))[:200]})"
+            ) from None
+        if self._role == "client":
+            raise TlsError("the broker has no certificate")
+        return None
+
+    def _peer_chain(self) -> list[x509.Certificate]:
+        """Return the certificates of the peer, its own first."""
         leaf = self._tls.get_peer_certificate(as_cryptography=True)
         if leaf is None:
-            if self._role == "server":
-                return None
-            raise TlsError("the broker has no certificate")
+            return []
         # The chain that a server gets may lack the client's own certificate.
-        rest = [one for one in self._tls.get_peer_cert_chain(as_cryptography=True) or [] if one != leaf]
-        return self._check([leaf, *rest])
+        return [leaf, *(one for one in self._tls.get_peer_cert_chain(as_cryptography=True) or [] if one != leaf)]
 
     def export(self, label: bytes, length: int, context: bytes) -> bytes:
         """Return keying material (RFC 8446, 7.5)."""
@@ -413,12 +429,30 @@ def load_authorities(path: Path) -> list[x509.Certificate]:
         raise ConfigurationError(f"{path} has no certificates of authorities in PEM: {error}") from None
 
 
+def issuers_of(chain: list[x509.Certificate]) -> list[x509.Certificate]:
+    """Return the issuers of the first certificate in a chain that a peer sent, each issued by the next.
+
+    There is one for each name, and MAX_INTERMEDIATES at most: with several of one name, a check of the signatures would
+    try all paths.
+    """
+    by_subject: dict[x509.Name, x509.Certificate] = {}
+    for certificate in reversed(chain[1:]):
+        by_subject[certificate.subject] = certificate
+    found: list[x509.Certificate] = []
+    name = chain[0].issuer
+    while len(found) < MAX_INTERMEDIATES and (issuer := by_subject.pop(name, None)) is not None:
+        found.append(issuer)
+        name = issuer.issuer
+    return found
+
+
 def client_names(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> tuple[str, ...]:
     """Return the names in the certificate of a client: of URIs `godwit:NAME`, or its DNS names if it has no such URI.
 
     Raises VerificationError if no authority has issued it for clients, or if it is not valid now.
     """
-    subjects = PolicyBuilder().store(Store(authorities)).build_client_verifier().verify(chain[0], chain[1:]).subjects
+    verifier = PolicyBuilder().store(Store(authorities)).build_client_verifier()
+    subjects = verifier.verify(chain[0], issuers_of(chain)).subjects
     uris = [one.value for one in subjects or () if isinstance(one, x509.UniformResourceIdentifier)]
     names = [unquote(uri.removeprefix(NAME_URI)) for uri in uris if uri.startswith(NAME_URI)]
     return tuple(names or [one.value for one in subjects or () if isinstance(one, x509.DNSName)])
@@ -448,7 +482,7 @@ def check_authority(chain: list[x509.Certificate], host: str, ca: Path) -> None:
         subject = x509.DNSName(host)
     verifier = PolicyBuilder().store(Store(authorities)).build_server_verifier(subject)
     try:
-        verifier.verify(chain[0], chain[1:])
+        verifier.verify(chain[0], issuers_of(chain))
     except VerificationError as error:
         raise TlsError(
             f"the certificate of the broker is not accepted: no authority in {ca} confirms it for {host} now "

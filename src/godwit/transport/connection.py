@@ -310,6 +310,11 @@ class Connection:
             return stop
         received = ReceivedFrames()
         at = self._receiver.handle_packets(data, at, segment_bytes, now, received)
+        self._handle_received(received, now)
+        return at
+
+    def _handle_received(self, received: ReceivedFrames, now: float) -> None:
+        """Pass on the content of a train, and update what depends on it."""
         self._idle_timer.handle_packets(self._components.acknowledger.packets, now)
         self._publish(received, now)
         self._components.receive_channels.settle()
@@ -317,7 +322,6 @@ class Connection:
         if unfinished_bytes != self._budget.held.get(self, 0):
             self._budget.update(self, unfinished_bytes, now)
         self.wake()
-        return at
 
     def handle_lone_packet(self, packet: bytes, address: Address, now: float) -> None:
         """Handle a train of one packet, which has at least the size of the smallest packet."""

@@ -467,8 +467,8 @@ class Endpoint:
             packet, connection_id = again
             if connection_id in self._connections:
                 self._connections[connection_id].handle_repeated_connect(address)
-            elif connection_id in self._dials:
-                self._dials[connection_id].connection.handle_repeated_connect(address)
+            elif isinstance(half_open := self._dials.get(connection_id), HalfOpen):
+                half_open.handle_repeated_connect(address)
             self._answer(address, packet)
             return "repeated_connect"
         if self.standby_text:
@@ -634,7 +634,7 @@ class Endpoint:
                 peer_id=half_open.peer_id,
                 peer=half_open.peer,
                 key=handshake.key,
-                round_trip_s=half_open.round_trip_s,
+                round_trip_s=handshake.stream.round_trip_s,
                 now=now,
                 protection=handshake.protection,
                 token=half_open.token,

@@ -234,7 +234,6 @@ class Dial:
         self._components = components
         self._sealing: SealingHandshake | None = None
         self._accept: AcceptFrame | None = None
-        self._round_trip_s: float | None = None
         self._refusal: Train | None = None
         """The last packet to the server, if this client does not accept its certificate."""
         self.scheduled_at: float | None = None
@@ -316,7 +315,6 @@ class Dial:
             )
             return
         connect = ConnectFrame(self.connection.id, self._nonce, bytes(COOKIE_BYTES), self._parameters)
-        self._round_trip_s = now - self._sent_at if self._sends == 1 else None
         self._accept = frame
         assert self._components is not None
         self._sealing = SealingHandshake(
@@ -325,7 +323,7 @@ class Dial:
             suite,
             handshake_context(connect, encode_frame(frame)),
             self._components,
-            self._round_trip_s,
+            now - self._sent_at if self._sends == 1 else None,
         )
         self._timeout_at = now + SEALING_TIMEOUT_S
         self._sealing.start(now)
@@ -357,7 +355,7 @@ class Dial:
             peer_id=self._accept.connection_id,
             peer=decode_parameters(self._accept.parameters),
             key=sealing.key,
-            round_trip_s=self._round_trip_s,
+            round_trip_s=sealing.stream.round_trip_s,
             now=now,
             protection=sealing.protection,
         )

@@ -19,7 +19,8 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable
-from itertools import takewhile
+from functools import lru_cache
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from godwit.limits import KEY_LIFETIME_S, KEY_PACKETS, MAX_KEY_PACKETS
@@ -46,7 +47,11 @@ _SEALED: Final = FIRST_BYTE | FLAG_SEALED
 _PLAIN_FIRST: Final = bytes((FIRST_BYTE,))
 _NO_CHECKSUM: Final = bytes(CHECKSUM.size)
 _NONCE: Final = struct.Struct(">4sQ")
-_NUMBER: Final = struct.Struct(">I")
+_NONCE_HALVES: Final = struct.Struct(">8sI")
+_HALF_NONCE_BYTES: Final = 8
+_ID: Final = struct.Struct(">Q")
+_HEAD_AND_NUMBER: Final = struct.Struct(">9sI")
+"""The header of a packet, of which the first byte and the id are packed before."""
 _MASK: Final = 0xFFFFFFFF
 
 
@@ -85,6 +90,16 @@ class Suite:
         self.error = error
 
 
+def cut(data: bytes | memoryview, at: int, skipped_bytes: int, piece_bytes: int, count: int) -> tuple[bytes, ...]:
+    """Return pieces of equal length, `count` of them, from offset `at` on. Before each, some bytes are skipped."""
+    return _layout(skipped_bytes, piece_bytes, count).unpack_from(data, at)
+
+
+@lru_cache(maxsize=256)
+def _layout(skipped_bytes: int, piece_bytes: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{skipped_bytes}x{piece_bytes}s" * count)
+
+
 def expand(secret: bytes, purpose: bytes, length: int) -> bytes:
     """Return HKDF-Expand of RFC 5869 with SHA-256, for at most 32 bytes."""
     assert length <= SECRET_BYTES, "one block of HMAC"
@@ -108,6 +123,16 @@ class DirectionKey:
         iv = expand(secret, b"iv", IV_BYTES)
         self.salt = iv[:4]
         self.iv = int.from_bytes(iv[4:], "big")
+
+    def nonces(self, number: int, count: int) -> list[bytes]:
+        """Return the nonces of packets with consecutive numbers."""
+        low = number & _MASK
+        if low + count > _MASK:
+            return [_NONCE.pack(self.salt, self.iv ^ place) for place in range(number, number + count)]
+        # All have the same upper half. Arithmetic with 32 bits takes half the time of that with 64.
+        head = _NONCE.pack(self.salt, self.iv ^ number)[:_HALF_NONCE_BYTES]
+        iv = self.iv & _MASK
+        return list(map(_NONCE_HALVES.pack, repeat(head), [iv ^ place for place in range(low, low + count)]))
 
     def next(self, suite: Suite) -> DirectionKey:
         """Return the key after an update."""
@@ -162,20 +187,25 @@ class PacketProtection:
         """Seal frames as one packet."""
         return self.seal(HEADER.pack(FIRST_BYTE, self._components.peer_id, number & _MASK) + frames, number)
 
-    def seal_run(self, packets: list[bytes], number: int) -> list[bytes]:
-        """Seal plain packets without checksums, with consecutive numbers from `number` on. Return their parts."""
-        count = len(packets)
+    def seal_run(self, contents: list[bytes], number: int) -> list[bytes]:
+        """Seal the frames of packets with consecutive numbers from `number` on. Return the parts of the packets.
+
+        Each step is one call into C for all packets: a call for each would take longer than the cipher itself.
+        """
+        count = len(contents)
         self._use(number, count)
         key = self._outbound
-        first = self._first
-        headers = [first + packet[1 : HEADER.size] for packet in packets]
-        numbers = range(number, number + count)
-        nonces = [_NONCE.pack(key.salt, key.iv ^ place) for place in numbers]
-        contents = [memoryview(packet)[HEADER.size :] for packet in packets]
+        headers = self._headers(self._first + _ID.pack(self._components.peer_id), number, count)
         parts = [b""] * (2 * count)
         parts[::2] = headers
-        parts[1::2] = map(key.encrypt, nonces, contents, headers)
+        parts[1::2] = map(key.encrypt, key.nonces(number, count), contents, headers)
         return parts
+
+    @staticmethod
+    def _headers(head: bytes, number: int, count: int) -> list[bytes]:
+        """Return the headers of packets with consecutive numbers, which begin with `head`."""
+        numbers = [place & _MASK for place in range(number, number + count)]
+        return list(map(_HEAD_AND_NUMBER.pack, repeat(head), numbers))
 
     def _use(self, number: int, count: int) -> None:
         """Note that numbers are sealed now, and update the key first if that is due."""
@@ -248,60 +278,31 @@ class PacketProtection:
             return None
         return b"".join((_PLAIN_FIRST, packet[1 : HEADER.size], frames, _NO_CHECKSUM))
 
-    def open_run(self, data: bytes, at: int, segment_bytes: int, expected: int, now: float) -> tuple[bytes, int]:
-        """Open the packets of a train from offset `at` on that have the id of the first.
+    def open_run(self, data: bytes, at: int, segment_bytes: int, expected: int) -> list[bytes]:
+        """Open the packets of a train from offset `at` on that are the next ones in order, with the present key.
 
-        Return the opened ones as a train, and the offset after the last that was looked at. Packets that do not open
-        are left out. It ends before a packet that is not sealed.
-        """
-        own_id = data[at + 1 : at + 9]
-        parts: list[bytes] = []
-        end = len(data)
-        while at < end and data[at + 1 : at + 9] == own_id:
-            count = self._open_next(data, at, segment_bytes, expected, parts)
-            if count:
-                at += count * segment_bytes
-                expected += count
-                continue
-            packet = data[at : at + segment_bytes]
-            if not is_sealed(packet):
-                break
-            at += segment_bytes
-            opened = self.open(packet, expected, now)
-            if opened is not None:
-                parts.append(opened)
-                number = expand_number(int.from_bytes(opened[9 : HEADER.size], "big"), expected)
-                expected = max(expected, number + 1)
-        return b"".join(parts), min(at, end)
-
-    def _open_next(self, data: bytes, at: int, segment_bytes: int, expected: int, parts: list[bytes]) -> int:
-        """Open the packets from `at` on that are the next ones in order, with the present key. Return their number.
-
-        As in PacketReceiver, the expected headers are compared, and each step is one call into C for all packets.
+        Return the frames of each, up to the first packet that is another one or does not open: `open` decides about
+        that, and counts it. As in PacketReceiver, the expected headers are compared, and each step is one call into C
+        for all packets.
         """
         most = (len(data) - at) // segment_bytes
         if most < 2 or segment_bytes < SMALLEST_SEALED_BYTES:
-            return 0
+            return []
         key = self._inbound
         head = bytes((key.first_byte,)) + data[at + 1 : at + 9]
-        headers = [head + _NUMBER.pack(number & _MASK) for number in range(expected, expected + most)]
+        if not data.startswith(_HEAD_AND_NUMBER.pack(head, expected & _MASK), at):
+            return []  # so that a train of forged packets costs no list of headers for each of them
+        headers = self._headers(head, expected, most)
         places = range(at, at + most * segment_bytes, segment_bytes)
         same = sum(takewhile(bool, map(data.startswith, headers, places)))
-        view = memoryview(data)
-        nonces = [_NONCE.pack(key.salt, key.iv ^ number) for number in range(expected, expected + same)]
-        contents = [view[place + HEADER.size : place + segment_bytes] for place in places[:same]]
+        contents = cut(data, at, HEADER.size, segment_bytes - HEADER.size, same)
         opened: list[bytes] = []
         try:
-            for frames in map(key.decrypt, nonces, contents, headers):
+            for frames in map(key.decrypt, key.nonces(expected, same), contents, headers):
                 opened.append(frames)
         except self._suite.error:
-            pass  # `open` decides about this packet, and counts it
-        count = len(opened)
-        chunks = [_NO_CHECKSUM] * (3 * count)
-        chunks[::3] = [_PLAIN_FIRST + header[1:] for header in headers[:count]]
-        chunks[1::3] = opened
-        parts += chunks
-        return count
+            pass
+        return opened
 
     def _key_of_other_phase(self, first_byte: int, number: int, now: float) -> DirectionKey | None:
         if first_byte & ~FLAG_PHASE != _SEALED:

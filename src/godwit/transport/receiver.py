@@ -18,11 +18,12 @@ from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
 from godwit.transport.connection_state import Components
 from godwit.transport.recovery import SentRun
-from godwit.transport.transmitter import FULL_HEADER, Transmitter
+from godwit.transport.transmitter import FRAGMENT_HEAD, FULL_HEADER, Transmitter
 from godwit.wire import packet as wire
 from godwit.wire.packet import (
     CHECKSUM,
     FIRST_BYTE,
+    FRAGMENT_HEADER,
     HEADER,
     INTACT,
     SMALLEST_PACKET_BYTES,
@@ -38,6 +39,7 @@ _PLAIN_FRAGMENTS: Final = frozenset((wire.DATA, wire.DATA | wire.LAST, wire.DATA
 _ID: Final = struct.Struct(">Q")
 _NUMBER: Final = struct.Struct(">I")
 _number: Final = attrgetter("number")
+_NO_CHECKSUM: Final = bytes(CHECKSUM.size)
 _NOT_ON_A_CONNECTION: Final = (
     wire.HelloFrame,
     wire.CookieFrame,
@@ -99,6 +101,43 @@ class PacketReceiver:
                 received.violation = error.with_traceback(None)
                 break
         return min(at, end)
+
+    def handle_opened(self, contents: list[bytes], number: int, now: float, received: ReceivedFrames) -> None:
+        """Handle the frames of sealed packets of equal length, with consecutive numbers from `number` on."""
+        at = 0
+        count = len(contents)
+        while True:
+            if number + at == self._components.acknowledger.largest + 1:  # not after a packet that was dropped
+                at += self._append_opened(contents[at:], now)
+            if at >= count:
+                break
+            packet = b"".join((self._packet_head, _NUMBER.pack((number + at) & _MASK), contents[at], _NO_CHECKSUM))
+            at += 1
+            try:
+                self._handle_packet(packet, now, received)
+            except DecodeError as error:
+                received.violation = error.with_traceback(None)
+                break
+
+    def _append_opened(self, contents: list[bytes], now: float) -> int:
+        """Append the frames that are the next full packets of the current record, as _append_run does with packets."""
+        if not contents or self._components.in_order is not None:
+            return 0
+        assembly = self._components.receive_channels.current
+        body_bytes = len(contents[0]) - FRAGMENT_HEADER.size
+        next_bytes = assembly.next_bytes
+        if body_bytes <= 0 or assembly.allowed_bytes - next_bytes < body_bytes:
+            return 0
+        most = min(len(contents), (assembly.allowed_bytes - next_bytes) // body_bytes)
+        starts = range(next_bytes, next_bytes + most * body_bytes, body_bytes)
+        heads = map(FRAGMENT_HEAD.pack, repeat(assembly.frame_head), starts)
+        same = sum(takewhile(bool, map(bytes.startswith, contents, heads)))
+        if same:
+            assembly.run.append(b"".join([frames[FRAGMENT_HEADER.size :] for frames in contents[:same]]))
+            assembly.next_bytes = next_bytes + same * body_bytes
+            assembly.compact()
+            self._components.acknowledger.handle_run(same, now)
+        return same
 
     def _append_run(self, data: bytes, view: memoryview, at: int, segment_bytes: int, now: float) -> int:
         """Append the packets from `at` on that are the next full packets of the current record. Return their number.

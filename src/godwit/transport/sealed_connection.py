@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from godwit.transport.connection import Connection
 from godwit.transport.events import Address, Connected, ConnectionState, Train
-from godwit.transport.protection import EXTRA_BYTES, PacketProtection, is_sealed
+from godwit.transport.protection import PacketProtection, is_sealed
+from godwit.transport.receiver import ReceivedFrames
 from godwit.wire.control_base import Code
 from godwit.wire.packet import CHECKSUM, HEADER, encode_packet
 
@@ -32,11 +33,38 @@ class SealedConnection(Connection):
         elif address != self.peer_address or self.state is not ConnectionState.OPEN:
             self._handle_lone_elsewhere(protection, data[at:stop], address, now)
         else:
-            opened, stop = protection.open_run(data, at, segment_bytes, self._components.acknowledger.largest + 1, now)
-            if opened:
-                self._announce()
-                Connection.handle_packets(self, opened, 0, segment_bytes - EXTRA_BYTES, address, now)
+            stop = self._handle_train(protection, data, at, segment_bytes, now)
         return stop
+
+    def _handle_train(self, protection: PacketProtection, data: bytes, at: int, segment_bytes: int, now: float) -> int:
+        """Open and handle the packets from offset `at` on that have the id of the first. Return the offset after them.
+
+        It ends before a packet that is not sealed.
+        """
+        own_id = data[at + 1 : at + 9]
+        end = len(data)
+        received = ReceivedFrames()
+        has_opened = False
+        while at < end and received.violation is None and data[at + 1 : at + 9] == own_id:
+            expected = self._components.acknowledger.largest + 1
+            contents = protection.open_run(data, at, segment_bytes, expected)
+            if contents:
+                at += len(contents) * segment_bytes
+                has_opened = True
+                self._receiver.handle_opened(contents, expected, now, received)
+                continue
+            packet = data[at : at + segment_bytes]
+            if not is_sealed(packet):
+                break
+            at += segment_bytes
+            opened = protection.open(packet, expected, now)
+            if opened is not None:
+                has_opened = True
+                self._receiver.handle_packets(opened, 0, len(opened), now, received)
+        if has_opened:
+            self._announce()
+            self._handle_received(received, now)
+        return min(at, end)
 
     def handle_lone_packet(self, packet: bytes, address: Address, now: float) -> None:
         """Open and handle a train of one packet."""

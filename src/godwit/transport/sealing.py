@@ -118,7 +118,8 @@ class CryptoStream:
     """The bytes of a TLS handshake in both directions, over a path that loses, repeats and reorders."""
 
     __slots__ = (
-        "_acknowledged", "_is_ack_due", "_out", "_pieces", "_received", "_retry_s", "_send_at", "_sent", "_wait_s",
+        "_acknowledged", "_is_ack_due", "_out", "_pieces", "_received", "_retry_s", "_send_at", "_sent", "_sent_at",
+        "_wait_s", "round_trip_s",
     )  # fmt: skip
 
     def __init__(self, round_trip_s: float | None) -> None:
@@ -126,6 +127,8 @@ class CryptoStream:
         self._acknowledged = 0
         self._sent = 0
         """How many bytes of `_out` were sent at least once."""
+        self._sent_at: float | None = None
+        """When the last of them were sent, if once only: then their acknowledgement shows the round trip."""
         self._received = 0
         """How many bytes of the peer were handed over, in order."""
         self._pieces: dict[int, bytes] = {}
@@ -133,12 +136,16 @@ class CryptoStream:
         self._is_ack_due = False
         self._send_at: float | None = None
         self._retry_s = self._wait_s = FIRST_RETRY_S
+        self.round_trip_s: float | None = None
+        """The shortest sample: a longer one may have a repeat of the peer in it."""
         if round_trip_s is not None:
-            self.set_round_trip(round_trip_s)
+            self.handle_round_trip(round_trip_s)
 
-    def set_round_trip(self, round_trip_s: float) -> None:
-        """Set the pause before the first repeat, from an estimate of the round trip."""
-        self._retry_s = self._wait_s = min(max(RETRY_ROUND_TRIPS * round_trip_s, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+    def handle_round_trip(self, sample_s: float) -> None:
+        """Handle a sample of the round trip, which sets the pause before the first repeat."""
+        trip_s = sample_s if self.round_trip_s is None else min(sample_s, self.round_trip_s)
+        self.round_trip_s = trip_s
+        self._retry_s = self._wait_s = min(max(RETRY_ROUND_TRIPS * trip_s, SHORTEST_RETRY_S), LONGEST_RETRY_S)
 
     def write(self, data: bytes, now: float) -> None:
         """Queue bytes for the peer."""
@@ -156,6 +163,9 @@ class CryptoStream:
             raise DecodeError("crypto", "bytes are acknowledged that were never sent")
         if frame.acknowledged > self._acknowledged:
             self._acknowledged = frame.acknowledged
+            if self._sent_at is not None:
+                self.handle_round_trip(now - self._sent_at)
+                self._sent_at = None
             self._wait_s = self._retry_s
             if self._acknowledged == len(self._out):
                 self._send_at = None
@@ -199,6 +209,7 @@ class CryptoStream:
             CryptoFrame(offset, self._received, bytes(self._out[offset : offset + CRYPTO_ROOM_BYTES]))
             for offset in range(start, len(self._out), CRYPTO_ROOM_BYTES)
         ]
+        self._sent_at = now if self._sent < len(self._out) else None
         self._sent = len(self._out)
         self._is_ack_due = False
         self._send_at = now + self._wait_s
@@ -297,8 +308,7 @@ class HalfOpen:
         """As in Connection; always 0 here."""
         self.waiting = bytearray()
         """Bytes of the client that wait for their turn."""
-        self.round_trip_s: float | None = None
-        self._accepted_at = now
+        self._accepted_at: float | None = now
         self._timeout_at = now + HALF_OPEN_TIMEOUT_S
 
     @property
@@ -308,11 +318,16 @@ class HalfOpen:
 
     def handle_frame(self, frame: CryptoFrame, now: float) -> bool:
         """Handle a frame of the client. Return whether there are bytes for TLS now. Raises DecodeError."""
-        if self.round_trip_s is None:
-            self.round_trip_s = now - self._accepted_at
-            self.handshake.stream.set_round_trip(self.round_trip_s)
+        if self._accepted_at is not None:
+            self.handshake.stream.handle_round_trip(now - self._accepted_at)
+            self._accepted_at = None
         self.waiting += self.handshake.stream.handle_frame(frame, now)
         return bool(self.waiting)
+
+    def handle_repeated_connect(self, address: Address) -> None:
+        """Handle a client that connects again: which of the two accepts it will reply to is not known."""
+        self._accepted_at = None
+        self.connection.handle_repeated_connect(address)
 
     def handle_timers(self, now: float) -> None:
         """Give up after HALF_OPEN_TIMEOUT_S."""

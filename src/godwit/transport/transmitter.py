@@ -53,6 +53,8 @@ assert SKIP_INTERVAL > MAX_PACKET_GAP_THRESHOLD, "at most one skipped number mat
 FULL_HEADER: Final = struct.Struct(">9sI9sI")
 """The headers of a packet and of a fragment in one call; the constant parts of a run of packets are packed before."""
 assert FULL_HEADER.size == HEADER.size + FRAGMENT_HEADER.size
+FRAGMENT_HEAD: Final = struct.Struct(">9sI")
+"""The same for the header of a fragment alone."""
 FULL_OVERHEAD_BYTES: Final = FULL_HEADER.size + CHECKSUM.size
 
 
@@ -247,21 +249,23 @@ class Transmitter:
             stop = len(body)
         self._components.send_channels.mark_cut(record, stop - start)
         count = full + takes_rest
-        packet_head = HEADER.pack(FIRST_BYTE, self._components.peer_id, 0)[: -U32.size]
-        kinds = [DATA] * count
+        frame_heads = [DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)] * count
         if stop == len(body):
-            kinds[-1] |= LAST | END if record.ends_channel else LAST
+            kind = DATA | LAST | END if record.ends_channel else DATA | LAST
+            frame_heads[-1] = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
         # Each step is one call into C for all packets of the run.
-        frame_heads = map(DATA_HEADER.pack, kinds, repeat(record.channel.id), repeat(record.number & _MASK))
-        numbers = [place & _MASK for place in range(number, number + count)]
         starts = range(start, stop, body_bytes)
-        headers = map(FULL_HEADER.pack, repeat(packet_head), numbers, frame_heads, starts)
-        packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
-        if self._protection is None:
+        if self._protection is not None:
+            heads = map(FRAGMENT_HEAD.pack, frame_heads, starts)
+            contents = [head + body[place : place + body_bytes] for head, place in zip(heads, starts, strict=True)]
+            chunks += self._protection.seal_run(contents, number)
+        else:
+            packet_head = HEADER.pack(FIRST_BYTE, self._components.peer_id, 0)[: -U32.size]
+            numbers = [place & _MASK for place in range(number, number + count)]
+            headers = map(FULL_HEADER.pack, repeat(packet_head), numbers, frame_heads, starts)
+            packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
             checksums = map(CHECKSUM.pack, map(crc32c, packets))
             chunks += chain.from_iterable(zip(packets, checksums, strict=True))
-        else:
-            chunks += self._protection.seal_run(packets, number)
         self.next_number = number + count
         return count, left_bytes + self._full_overhead_bytes if takes_rest else datagram_bytes
 

@@ -82,10 +82,7 @@ def run(*, folder: Path, rounds: int, seconds: float, kills: int, on_round: Call
             for name, value in measure().items():
                 figures.setdefault(name, []).append(value)
     for name, with_server in (("broker_kill_p95_s", False), ("machine_kill_p95_s", True)):
-        waits_s = measure_kills(
-            program, folder, kills, with_server, lambda text, name=name: on_round(f"{name}: {text}")
-        )
-        figures[name] = [percentile_95(waits_s)]
+        figures[name] = [percentile_95(measure_kills(program, folder, kills, with_server, on_round))]
     units = {
         "lone_confirm_p50_ms": "ms until a lone message is confirmed",
         "alone_confirm_p50_ms": "ms, a broker that is alone",
@@ -313,7 +310,8 @@ class PublishingLoad:
 
     def lone_ms(self) -> float:
         """Return the median time until a lone message is confirmed."""
-        times_s = receive_reply(self._group.start(_publish_one_by_one, self._address, LONE_MESSAGES), list)
+        pipe = self._group.start(_publish_one_by_one, self._address, LONE_MESSAGES)
+        times_s: list[float] = receive_reply(pipe, list)
         self._confirmed += LONE_MESSAGES
         return 1000 * statistics.median(times_s)
 
@@ -396,7 +394,8 @@ def measure_kills(
         publisher = group.start(_report_confirms, cluster.address)
         receive_reply(publisher, str)
         for number in range(kills):
-            on_round(f"kill {number + 1} of {kills}")
+            victim = "machine" if with_server else "broker"
+            on_round(f"kill {number + 1} of {kills} of a {victim}")
             time.sleep(rng.uniform(0.0, KILL_PAUSE_S))
             active = cluster.wait_for_active()
             cluster.kill(active, with_server=with_server)

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
-from tests.net.cluster_nodes import PATIENCE_S, Cluster, wait_until
+from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, wait_until
 from tests.net.nats_servers import NatsServers, find_program
-from tests.net.test_cluster_service import Traffic, check_logs, kill_active
+from tests.net.test_cluster_service import Traffic, check_logs, replace_active
 
 import godwit
 from godwit.net.tasks import Task
@@ -82,7 +82,12 @@ class EverythingAtOnce(Traffic):
             asyncio.to_thread(self._import_rows),
             asyncio.to_thread(self._read_rows),
         )
-        await super().run(disturb)
+        try:
+            await super().run(disturb)
+        except AssertionError:
+            if others.done():
+                await others  # why there was no progress
+            raise
         async with asyncio.timeout(PATIENCE_S):
             await others
         worker.cancel()
@@ -91,6 +96,20 @@ class EverythingAtOnce(Traffic):
     @property
     def is_ending(self) -> bool:
         return self._is_ending.is_set()
+
+    def progress(self) -> list[int]:
+        """Return a number for each kind of work, which grows."""
+        return [
+            len(self.confirmed[1]),
+            len(self.confirmed[2]),
+            len(self.finished),
+            self.retained,
+            self.retained_reads,
+            self.committed,
+            self.wills,
+            self.batches,
+            len(self.read_offsets),
+        ]
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -240,6 +259,22 @@ class EverythingAtOnce(Traffic):
         )
 
 
+def kill_active_after_progress(cluster: Cluster, load: EverythingAtOnce, count: int, rng: random.Random) -> None:
+    """Kill the active node again and again, each time after everything has gone on."""
+    took_s = []
+    for _ in range(count):
+        before = load.progress()
+        began = time.monotonic()
+        wait_until(
+            lambda: all(now > then for now, then in zip(load.progress(), before, strict=True)),  # noqa: B023
+            lambda: (before, load.progress(), [node.lines[-3:] for node in cluster.nodes]),  # noqa: B023
+        )
+        took_s.append(round(time.monotonic() - began, 1))
+        time.sleep(rng.uniform(0.0, 0.5))
+        replace_active(cluster, NodeProcess.kill)
+    print("everything had gone on after", sorted(took_s, reverse=True))
+
+
 @pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.soak)])
 def test_everything_survives_kills_of_the_active_node(servers: NatsServers, tmp_path: Path, count: int) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
@@ -249,7 +284,7 @@ def test_everything_survives_kills_of_the_active_node(servers: NatsServers, tmp_
         cluster.start()
         cluster.wait_for_active()
         load = EverythingAtOnce(cluster)
-        asyncio.run(load.run(lambda: kill_active(cluster, count, random.Random(seed))))
+        asyncio.run(load.run(lambda: kill_active_after_progress(cluster, load, count, random.Random(seed))))
         print("pauses", [round(pause, 2) for pause in load.pauses_s()[: count + 1]])
         assert cluster.activations > count
         check_logs(cluster, load)

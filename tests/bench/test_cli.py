@@ -77,6 +77,7 @@ def test_a_benchmark_of_the_disk_gets_its_folder(bench: Any, monkeypatch: pytest
         ["transport"],
         ["forward"],
         ["log"],
+        ["cluster"],
         ["clients"],
         ["archive"],
         ["jobs"],

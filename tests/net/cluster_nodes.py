@@ -24,9 +24,11 @@ TABLES = ("blocks", "state", "marks", "epochs", "meta")
 class NodeProcess:
     """One node. Its event lines are read in a thread."""
 
-    def __init__(self, name: str, folder: Path, config: str, port: int) -> None:
+    def __init__(self, name: str, folder: Path, config: str, port: int, prefix: Sequence[str] = ()) -> None:
+        """Make a node that is not started; `prefix` is a program that runs it, with arguments."""
         self.name = name
         self.folder = folder
+        self._prefix = prefix
         self.data = folder / "data"
         self.port = port
         folder.mkdir(exist_ok=True)
@@ -38,7 +40,8 @@ class NodeProcess:
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "godwit", "broker", "--config", str(self.file), "--log-format", "json"]
+        broker = ["-m", "godwit", "broker", "--config", str(self.file), "--log-format", "json"]
+        command = [*self._prefix, sys.executable, *broker]
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
@@ -108,9 +111,13 @@ class Cluster:
         head: str = "",
         more: str = "",
         count: int = 3,
+        has_archives: bool = False,
     ) -> None:
         self.folder = folder
         self.ports = free_ports(count)
+        archives = [f"127.0.0.1:{port}" for port in free_ports(count)] if has_archives else ["none"] * count
+        self.archives = "|".join(archives)
+        """The archives of all nodes, as replicas of one log."""
         self.nodes: list[NodeProcess] = []
         routes: list[int] = []
         if isinstance(servers, PostgresServers):
@@ -130,7 +137,7 @@ class Cluster:
                     f"n{number + 1}",
                     folder / f"n{number + 1}",
                     f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
-                    f'[log]\ndata = "data"\n[archive]\nlisten = "none"\n'
+                    f'[log]\ndata = "data"\n[archive]\nlisten = "{archives[number]}"\n'
                     f'[cluster]\nname = "test"\nnode = "n{number + 1}"\n{engine}{more}{run}',
                     self.ports[number],
                 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,21 +34,32 @@ def free_ports(count: int) -> list[int]:
 class NatsServers:
     """Several servers with JetStream that form a cluster."""
 
-    def __init__(self, folder: Path, count: int = 3, sync_interval: str = "always", authorization: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int = 3,
+        sync_interval: str = "always",
+        authorization: str = "",
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Write their configurations; `prefix` is a program that runs a server, with arguments."""
         program = find_program()
         assert program is not None
         self._program = program
         self._folder = folder
+        self._host = host
+        self._prefix = prefix
         self.ports, self._routes, self.monitors = free_ports(count), free_ports(count), free_ports(count)
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in self._routes)
+        routes = ", ".join(f'"nats-route://{host}:{port}"' for port in self._routes)
         for number in range(count):
-            cluster = f'cluster {{ name: c, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}'
+            cluster = f'cluster {{ name: c, listen: "{host}:{self._routes[number]}", routes: [{routes}] }}'
             (folder / f"n{number}.conf").write_text(
                 f"""
 server_name: n{number}
-listen: "127.0.0.1:{self.ports[number]}"
-http: "127.0.0.1:{self.monitors[number]}"
+listen: "{host}:{self.ports[number]}"
+http: "{host}:{self.monitors[number]}"
 jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync_interval: {sync_interval} }}
 {cluster if count > 1 else ""}
 {authorization}
@@ -57,8 +69,8 @@ jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync
     def settings(self, name: str = "test") -> NatsSettings:
         return NatsSettings(
             name=name,
-            servers=[f"nats://127.0.0.1:{port}" for port in self.ports],
-            monitors=[f"http://127.0.0.1:{port}" for port in self.monitors],
+            servers=[f"nats://{self._host}:{port}" for port in self.ports],
+            monitors=[f"http://{self._host}:{port}" for port in self.monitors],
         )
 
     def start(self) -> None:
@@ -72,7 +84,7 @@ jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync
         for port in self.monitors:
             while True:
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz", timeout=5):
+                    with urllib.request.urlopen(f"http://{self._host}:{port}/varz", timeout=5):
                         break
                 except OSError:
                     assert time.monotonic() < deadline, "a NATS server did not start"
@@ -80,7 +92,7 @@ jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync
 
     def start_one(self, number: int) -> None:
         with (self._folder / f"n{number}.log").open("ab") as log:
-            command = [self._program, "-c", str(self._folder / f"n{number}.conf")]
+            command = [*self._prefix, self._program, "-c", str(self._folder / f"n{number}.conf")]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, number: int) -> None:

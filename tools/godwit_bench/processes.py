@@ -50,6 +50,9 @@ class ProcessGroup:
 
     def start(self, target: Callable[..., None], *arguments: Any) -> Pipe:
         """Run `target(pipe, *arguments)`, a function of a module, in a process; return the other end of the pipe."""
+        return self._start(target, *arguments)[0]
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> tuple[Pipe, SpawnProcess]:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_run_target, args=(target, there, arguments), daemon=True)
         self._processes.append(process)
@@ -61,13 +64,17 @@ class ProcessGroup:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         there.close()  # so that the end of the process is the end of the pipe
-        return here
+        return here, process
 
     def run(self, *command: str) -> Path:
         """Run another program; return the file with its output."""
         log = self.folder / f"{Path(command[0]).name}.log"
-        self.start(_exec, command, str(log))
+        self.run_to(log, *command)
         return log
+
+    def run_to(self, log: Path, *command: str) -> SpawnProcess:
+        """Run another program with its output in this file; return its process."""
+        return self._start(_exec, command, str(log))[1]
 
     def __enter__(self) -> ProcessGroup:
         return self

@@ -94,6 +94,25 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
+@app.command("cluster", epilog="Example: godwit bench cluster --kills 10 --json")
+def cluster(
+    rounds: Rounds = 3,
+    seconds: Seconds = 3.0,
+    kills: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Kills of the active node, of each of the two kinds.")
+    ] = 20,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """A cluster of brokers: pauses after a kill, confirms and throughput against a broker alone, catch-up, a bridge.
+
+    Takes about ten minutes and some gigabytes. It needs `pip install 'godwit-mq[cluster]'`, which has the servers.
+    """
+    from godwit_bench import cluster as cluster_bench
+
+    _run(cluster_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds, kills=kills)
+
+
 @app.command("console", epilog="Example: godwit bench console --json")
 def console(rounds: Rounds = 5, seconds: Seconds = 3.0, as_json: AsJson = False) -> None:
     """Measure how fast a broker forwards with an open web console and scraped metrics, and alone."""

@@ -224,6 +224,24 @@ def test_units_and_names_that_devices_use(payload: str, topic: str, expected: tu
         ('{"data": {"temperature": 70, "metric": false}}', "home/kitchen", "ambiguous"),
         ('{"temperature_F": 185, "model": "DS18B20"}', "a/b", "error value"),
         ('{"temperature_K": 358.15, "model": "DS18B20"}', "a/b", "error value"),
+        ('{"temperature_F": -196.6}', "a/b", "error value"),
+        ('{"temperature_K": 146.15}', "a/b", "error value"),
+        ('{"TempC_DS18B20": 279.9}', "a/b", "error value"),
+        ('{"value": 2312, "scale": 0.1, "unit": "V"}', "a/b", "ambiguous"),
+        ('{"a": {"value": 2312, "divisor": "10", "unit": "V"}}', "a/b", "ambiguous"),
+        ('{"value": 2312, "decimals": 1, "unit": "V"}', "a/b", "ambiguous"),
+        ('{"outTemp": "45.1", "usUnits": "1.0"}', "weather/loop", "ambiguous"),
+        ('{"conditions": [{"lsid": 1, "temp": 45.1}]}', "weather/x", "ambiguous"),
+        ('{"ch1": 0, "ch2": 0, "ch3": 1, "ch4": 0}', "a/b", "ambiguous"),
+        ('{"ch4": 4}', "a/b", "ambiguous"),
+        ('{"o1": 0, "o3": 1}', "a/b", "ambiguous"),
+        ('{"pm1": 230, "pm2": 231, "pm3": 229}', "a/b", "ambiguous"),
+        ('{"power": 1}', "home/lamp", "ambiguous"),
+        ('{"volt": 360}', "a/b", "ambiguous"),
+        ('{"speed": 9600}', "a/b", "ambiguous"),
+        ('{"timestamp": {"year": 2026, "day": 1}, "temperature": 21.5}', "a/b", "bad time"),
+        ('{"avg": {"temperature": 21.5}}', "a/b", "no quantity"),
+        ('temp_celsius{sensor="ds18b20"} 85', "metrics/x", "error value"),
         ('{"temperature": 21.5, "valid": false}', "home/kitchen", "error value"),
         ('{"temperature": 21.5, "status": "error"}', "home/kitchen", "error value"),
         ('{"type": "setpoint", "value": 21.5}', "home/kitchen", "no quantity"),
@@ -682,3 +700,36 @@ def test_a_package_without_a_decoder_is_an_error(
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(PipelineError, match=text):
         decoder_set()
+
+
+def test_what_is_clear_beside_what_is_not() -> None:
+    assert numbers('{"power": 1, "temperature": 21.5}') == [("temperature", 21.5, "°C")]
+    assert numbers('{"power": 1, "voltage": 231.5}') == [("power", 1.0, "W"), ("voltage", 231.5, "V")]
+    assert numbers('{"power": 0}') == [("power", 0.0, "W")]
+    assert numbers('{"temperature": 21.5, "pressure": 100729.1}') == [("temperature", 21.5, "°C")]
+    assert numbers('{"voltage": 217.9, "current": 168.5}') == [("voltage", 217.9, "V")]
+    assert numbers('{"ch4": 4, "co2": 612}') == [("methane", 4.0, ""), ("co2", 612.0, "ppm")]
+    assert numbers('{"ch4_ppm": 4, "ch1": 0}') == [("methane", 4.0, "ppm")]
+    assert numbers('{"temperature": 21.5, "factor": 1}') == [("temperature", 21.5, "°C")]
+    assert numbers('{"power": 100.5, "factor": 0.9}') == [("power", 100.5, "W")]
+    assert numbers('{"temperature": 21.5, "decimals": 1}') == [("temperature", 21.5, "°C")]
+    assert numbers('{"voltageL1": {"data": 231, "unit": "V"}}') == [("voltage", 231.0, "V")]
+    assert numbers("1", "relay/ch4") == [("value", 1.0, "")]
+    assert numbers("12 ppm", "air/ch4") == [("methane", 12.0, "ppm")]
+    assert numbers('esp_value{unit="°F"} 68', "metrics/x") == [("esp_value", 68.0, "°F")]
+    assert numbers("weather,units=metric temperature=21.5", "telegraf/x") == [("temperature", 21.5, "°C")]
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ("a163656e76a26474656d70156474656d7016", "bad payload"),  # {"env": {"temp": 21, "temp": 22}}
+        ("a163656e76a26474656d70157804" + b"temp".hex() + "16", "bad payload"),  # the same length in another spelling
+        ("bf63656e76bf6474656d70156474656d7016ffff", "bad payload"),
+        ("a16178" + "82a1616101a1616102" + "", "no quantity"),  # {"x": [{"a": 1}, {"a": 2}]}
+    ],
+)
+def test_keys_that_cbor_has_twice(payload: str, expected: str) -> None:
+    found, _ = decoder_set().decode(DecoderMessage("a/b", bytes.fromhex(payload)))
+    assert isinstance(found, Rejected)
+    assert found.reason == expected

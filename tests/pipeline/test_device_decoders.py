@@ -130,13 +130,13 @@ def test_zigbee2mqtt_with_definitions() -> None:
     }
     assert numbers("zigbee2mqtt/room/sensor", state, before) == [
         ("temperature", 21.5, "°C", "temperature"),
-        ("voc_mass", 120.0, "µg/m3", "voc"),
+        ("voc_mass", 120.0, "µg/m³", "voc"),
         ("power", 5.0, "W", "power_left"),
         ("power", 1500.0, "W", "power_right"),
         ("target_distance", 1.25, "m", "target_distance"),
     ]
     assert numbers("zigbee2mqtt/0x1", {"temperature": 21.5}, before) == [("temperature", 21.5, "°C", "temperature")]
-    assert numbers("zigbee2mqtt/room/sensor/voc", "120", before) == [("voc_mass", 120.0, "µg/m3", "voc")]
+    assert numbers("zigbee2mqtt/room/sensor/voc", "120", before) == [("voc_mass", 120.0, "µg/m³", "voc")]
     assert reason("zigbee2mqtt/room/sensor", {"temperature": "x"}, before) == "type changed"
     assert reason("zigbee2mqtt/d", {"temperature": 5}, [devices(numeric("temperature", "%"))]) == "unit does not fit"
 

@@ -16,9 +16,13 @@ from tests.pipeline.test_corpus import decoders_of
 
 from godwit.pipeline.datasets import reading_columns, readings
 from godwit.pipeline.datasets.readings import NOT_READINGS, split_batch
+from godwit.pipeline.decoders import json_fields
 from godwit.pipeline.decoders.base import DecoderMessage
+from godwit.pipeline.decoders.results import Decoded, Rejected
 from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
 from godwit.pipeline.decoders.skeletons import find_skeletons
+from godwit.pipeline.quantities import ALIASES, QUANTITIES, Quantity, field_of
+from godwit.pipeline.units import scale_of
 
 NOON_US: Final = 1_794_744_000_000_000
 COPIES: Final = 40
@@ -179,6 +183,67 @@ def test_random_objects() -> None:
         by_shape += compare(decoders, batch)
         messages += batch.num_rows
     assert by_shape > messages / 20, (by_shape, messages)
+
+
+UNIT_ENDS: Final = (
+    "", "_C", "_F", "_K", "_hPa", "_kPa", "_Pa", "_inHg", "_mmHg", "_psi", "_mV", "_V", "_mA", "_A", "_W", "_kW", "_Wh",
+    "_kWh", "_pct", "_lx", "_km_h", "_mph", "_mm", "_in", "_ppm", "_ppb", "_Hz",
+)  # fmt: skip
+BESIDE: Final = (
+    "", ', "model": "DS18B20"', ', "voltage": 231.5', ', "scale": 0.1', ', "usUnits": 1', ', "lsid": 3', ', "ch1": 0',
+    ', "unit": "\u00b0F"', ', "valid": true', ', "wind_mph": 3', ', "time": 1794744000', ', "error": 0', ', "lux": 12',
+    ', "pressure": 101325',
+)  # fmt: skip
+
+
+def edge_numbers(known: Quantity, ends: Iterable[str]) -> list[float]:
+    """Return numbers at the bounds of a quantity, its error values and others, in its own unit and in others."""
+    own = scale_of(known.unit, known.kind) if known.kind else None
+    edges = {*known.bounds, *(known.default or ()), *known.errors}
+    edges |= {85.0, 0.0, 1.0, 2.0, 15.0, 260.0, 261.0, 1000.0, 1001.0}
+    found = set(edges)
+    for end in ends:
+        scale = scale_of(end.strip("_").replace("_", "/") or known.unit, known.kind) if known.kind else None
+        if scale is not None and own is not None and scale.kind == known.kind:
+            found |= {(edge * own.factor + own.offset - scale.offset) / scale.factor for edge in edges}
+    near = {one + step for one in found for step in (-0.5, -1e-7, 1e-7, 0.5)}
+    return sorted({round(one, digits) for one in found | near for digits in (0, 1, 6) if abs(one) < 1e14})
+
+
+@pytest.mark.parametrize("quantity", sorted(ALIASES))
+def test_all_ways_to_read_a_number_agree(quantity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = decoder_set()
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    known = QUANTITIES[quantity]
+    alias = ALIASES[quantity][0]
+    names = [name for end in UNIT_ENDS if (found := field_of(name := alias + end)) is not None and found.unit != ""]
+    numbers = edge_numbers(known, UNIT_ENDS)
+    sent: list[tuple[str, bytes]] = []
+    for name in [*names, *rng.sample(ALIASES[quantity], 1)]:
+        for beside in ["", *rng.sample(BESIDE, 3)]:
+            for number in rng.sample(numbers, min(len(numbers), 25)):
+                text = str(int(number)) if number == int(number) and rng.random() < 0.5 else repr(number)
+                sent.append((rng.choice(["home/a", "home/ds18b20"]), f'{{"{name}": {text}{beside}}}'.encode()))
+    sent += [(f"home/{rng.choice(names)}", repr(number).encode()) for number in numbers]
+    compare(quick, batch_of(sent))
+    monkeypatch.setattr(json_fields, "_quick", lambda plan, known: plan)
+    slow = decoder_set()
+    for topic, payload in sent:
+        quick.decode_quickly(topic, payload, NOON_US, "b", 7)  # selects the decoder
+        found, _ = quick.decode_quickly(topic, payload, NOON_US, "b", 7)
+        expected, _ = slow.decode(DecoderMessage(topic, payload, None, NOON_US, "b", 7))
+        case = f"{topic} {payload.decode()}"
+        if isinstance(expected, Rejected):
+            assert (found.reason, found.detail) == expected, case
+            continue
+        assert isinstance(found, Decoded), (case, found, expected)
+        assert [one._replace(value=0.0) for one in found.readings] == [
+            one._replace(value=0.0) for one in expected.readings
+        ], case
+        assert [one.value for one in found.readings] == pytest.approx([one.value for one in expected.readings]), case
+        assert (found.time_us, found.device, found.extra) == (expected.time_us, expected.device, expected.extra), case
 
 
 def test_random_bytes() -> None:

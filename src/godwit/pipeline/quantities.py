@@ -21,6 +21,8 @@ GREATEST: Final = 1e15
 _ALL: Final = (-GREATEST, GREATEST)
 MOST_WHOLE_VOLTS: Final = 260
 """Without a unit, a larger whole number may be in millivolts or centivolts. Mains are below."""
+MOST_SPEED: Final = 1000
+"""Without a unit, a larger number may be the speed of a motor, or of a serial port (9600)."""
 VALUE: Final = "value"
 """The quantity of a number that is not stated."""
 
@@ -119,8 +121,10 @@ _UNITS: Final[dict[str, float]] = {  # the canonical unit of a quantity, in the 
     one.unit: scale.factor for one in QUANTITIES.values() if (scale := scale_of(one.unit, one.kind)) is not None
 }
 DS18B20: Final = re.compile(r"ds18[bsx]?20|dallas|one_?wire", re.IGNORECASE)
-"""A topic or a name of a known sensor: 85 °C is then its value after power-on, before the first
-measurement."""
+"""A topic or a name of a known sensor: 85 °C is then its value after power-on, before the first measurement."""
+POWER_ON: Final = 85.0
+DS18B20_RANGE: Final = (-55.0, 125.0)
+"""In °C."""
 
 
 def measure(
@@ -136,8 +140,8 @@ def measure(
     """Return a reading in the unit of its quantity.
 
     `value` is a number; `unit` as the device writes it, or None if it is not stated. `name` and `time_us` are those of
-    the reading. `is_ds18b20`: whether the value of such a sensor after power-on is an error. A quantity that is not in
-    the vocabulary keeps its unit.
+    the reading. `is_ds18b20`: whether it is such a sensor, whose value after power-on is an error, if `name` does not
+    tell it. A quantity that is not in the vocabulary keeps its unit.
 
     Raise RejectedError if the unit does not fit the quantity, or if the value is out of bounds or an error value.
     """
@@ -193,6 +197,10 @@ def _with_default(
         )
     _check(quantity, known, number, known.bounds, name, is_ds18b20)
     if known.default is None:
+        if quantity == "speed" and abs(number) > MOST_SPEED:
+            raise RejectedError(
+                "ambiguous", f"{name or quantity} is {number:g} without a unit: state it; it may be a rate of bits"
+            )
         return Reading(quantity, number, "", name, time_us, DEFAULT)
     low, high = known.default
     if not low <= number <= high:
@@ -222,7 +230,11 @@ def _with_default(
 def _check(
     quantity: str, known: Quantity, number: float, bounds: tuple[float, float], name: str, is_ds18b20: bool
 ) -> None:
-    if round(number, 6) in known.errors or (is_ds18b20 and round(number, 6) == 85 and known.kind == "temperature"):
+    is_error = round(number, 6) in known.errors
+    coldest, hottest = DS18B20_RANGE
+    if known.kind == "temperature" and (round(number, 6) == POWER_ON or not coldest <= number <= hottest):
+        is_error = is_error or is_ds18b20 or DS18B20.search(name) is not None
+    if is_error:
         raise RejectedError("error value", f"{name or quantity} is {number:g}: the sensor reports a failure")
     low, high = bounds
     if not low <= number <= high:
@@ -233,7 +245,13 @@ def _check(
 
 def plain_unit(unit: str) -> str:
     """Return an unknown unit as it is stored: as written, within the limits of a unit."""
-    return plain(unit)[:MAX_UNIT] if len(unit) <= 4 * MAX_UNIT else unit[:MAX_UNIT]
+    if len(unit) > 4 * MAX_UNIT:
+        return unit[:MAX_UNIT]
+    found = plain(unit)
+    for sign, digit in (("²", "2"), ("³", "3")):
+        if unit.rstrip().endswith(sign) and found.endswith(digit):
+            found = found[:-1] + sign
+    return found[:MAX_UNIT]
 
 
 def kind_of(value: Any) -> str:
@@ -257,12 +275,12 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "pressure": ("pressure", "press", "barometer", "barometric_pressure", "air_pressure", "atmospheric_pressure",
                  "baro", "luftdruck"),
     "battery": ("battery", "batt", "bat", "battery_level", "battery_percentage", "battery_percent", "batt_level",
-                "battery_soc", "state_of_charge", "soc"),
+                "battery_soc", "state_of_charge", "battery_state_of_charge", "soc"),
     "voltage": ("voltage", "volt", "volts", "spannung"),
     "current": ("current", "ampere", "amperes", "amps", "amperage"),
     "power": ("power", "watt", "watts", "active_power", "apower"),
-    "apparent_power": ("apparent_power",),
-    "reactive_power": ("reactive_power",),
+    "apparent_power": ("apparent_power", "apparentpower"),
+    "reactive_power": ("reactive_power", "reactivepower"),
     "power_factor": ("power_factor", "powerfactor"),
     "energy": ("energy", "total_energy", "energy_total"),
     "frequency": ("frequency",),
@@ -313,7 +331,9 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """By quantity: the names of its fields, in lower case with underscores."""
 _COMPOUND: Final[dict[str, tuple[str, str | None]]] = {
-    **dict.fromkeys(("vbat", "vbatt", "vbattery"), ("voltage", None)),
+    **dict.fromkeys(("vbat", "vbatt", "vbattery", "ac_voltage", "dc_voltage"), ("voltage", None)),
+    **dict.fromkeys(("ac_power", "dc_power"), ("power", None)),
+    **dict.fromkeys(("ac_current", "dc_current"), ("current", None)), "ac_frequency": ("frequency", None),
     **dict.fromkeys(("baromrelin", "baromabsin", "baromin"), ("pressure", "inHg")),
     **dict.fromkeys(("dailyrainin", "eventrainin", "weeklyrainin", "monthlyrainin", "yearlyrainin", "totalrainin"),
                     ("precipitation", "in")),
@@ -328,7 +348,8 @@ _WITH_PREFIX: Final = frozenset(
     ("temperature", "temp", "humidity", "pressure", "voltage", "current", "energy", "co2", "illuminance", "lux",
      "moisture", "power", "pm25", "pm10", "pm1", "battery_level", "dew_point", "dewpoint", "power_factor", "irradiance",
      "wind_speed", "wind_direction", "apparent_power", "reactive_power", "active_power", "soil_moisture", "rainfall",
-     "conductivity", "frequency", "hum", "volt", "soc", "tvoc", "weight", "distance", "tempc", "tempf", "humid")
+     "conductivity", "frequency", "hum", "volt", "soc", "tvoc", "weight", "distance", "tempc", "tempf", "humid",
+     "wifi_signal")
 )  # fmt: skip
 """The aliases that keep their meaning behind other words: outdoor_temperature, but not status_light."""
 _NO_MEASUREMENTS: Final = frozenset(
@@ -495,9 +516,9 @@ def _is_place(word: str) -> bool:
 def _own_unit(alias: str) -> str | None:
     """Return the unit that the name of a quantity is itself."""
     units: Mapping[str, str] = {
-        "celsius": "°C", "fahrenheit": "°F", "lux": "lx", "volts": "V", "amps": "A", "watts": "W", "watt": "W",
-        "volt": "V", "ampere": "A", "amperes": "A", "rpm": "rpm", "battery_percentage": "%", "battery_percent": "%",
-        "illuminance_lux": "lx", "tempc": "°C", "tempf": "°F",
+        "celsius": "°C", "fahrenheit": "°F", "lux": "lx", "amps": "A", "watts": "W", "watt": "W", "ampere": "A",
+        "amperes": "A", "rpm": "rpm", "battery_percentage": "%", "battery_percent": "%", "illuminance_lux": "lx",
+        "tempc": "°C", "tempf": "°F",
     }  # fmt: skip
     return units.get(alias)
 
@@ -621,9 +642,17 @@ def is_limit(text: str) -> bool:
     return not _LIMITS.isdisjoint(words_of(text))
 
 
+_SHORT_GASES: Final = re.compile(r"(?:.*/)?(?:ch4|o3|no2|nh3)\Z", re.DOTALL | re.IGNORECASE)
+
+
+def is_short_gas(name: str) -> bool:
+    """Return whether a name, or the last level of a topic, is that of a gas or of a channel, as ch4, o3 and no2."""
+    return _SHORT_GASES.match(name) is not None
+
+
 def is_setting_topic(topic: str) -> bool:
     """Return whether a topic is one of commands, settings or forecasts."""
-    lower = topic.lower()
+    lower = topic.lower().removesuffix("/get/accepted")  # the answer of a device shadow
     levels = lower.split("/")
     last = next((one for one in reversed(topic.split("/")) if one.lower() not in _GENERIC), "")
     return (

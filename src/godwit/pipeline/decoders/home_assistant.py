@@ -28,7 +28,7 @@ from godwit.pipeline.decoders.base import GROUP_SEPARATOR, Decoder, DecoderConte
 from godwit.pipeline.decoders.content import number_of
 from godwit.pipeline.decoders.fields import field_number, quantity_in, unit_fits
 from godwit.pipeline.decoders.results import DEFINITION, Decoded, Reading, Rejected, RejectedError
-from godwit.pipeline.quantities import field_of, measure
+from godwit.pipeline.quantities import DS18B20, field_of, measure
 
 PREFIX: Final = "homeassistant"
 _CONFIG: Final = re.compile(
@@ -286,7 +286,8 @@ def _reading(message: DecoderMessage, one: dict[str, Any]) -> Reading | None:
     number = field_number(value, name)
     if one["unit"] == "":
         raise RejectedError("ambiguous", "the discovery message of the climate entity has no temperature_unit: add it")
-    return measure(one["quantity"], number, one["unit"], name, unit_source=DEFINITION)
+    is_ds18b20 = DS18B20.search(message.topic) is not None
+    return measure(one["quantity"], number, one["unit"], name, unit_source=DEFINITION, is_ds18b20=is_ds18b20)
 
 
 _ESPHOME: Final = (

@@ -5,12 +5,13 @@ A reading whose unit is not stated is in the default unit of its quantity only i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from godwit.pipeline.decoders.content import MAX_LEVELS
+from godwit.pipeline.decoders.content import MAX_LEVELS, number_of
 from godwit.pipeline.decoders.results import DEFAULT, PAYLOAD, Reading, RejectedError
-from godwit.pipeline.quantities import QUANTITIES, field_of, words_of
+from godwit.pipeline.quantities import QUANTITIES, Field, field_of, words_of
 from godwit.pipeline.units import MAX_UNIT, scale_of
 
 MAX_TWIN_GAP: Final = 0.6
@@ -32,6 +33,8 @@ _STATISTICS: Final = frozenset(
      "forecast", "prediction", "predicted", "target", "setpoint", "limit", "threshold")
 )  # fmt: skip
 """Texts of a field such as `aggregation` that state that values are not measurements."""
+_IMPERIAL_NAMES: Final = frozenset(("lsid",))
+"""Fields, in lower case, of interfaces whose values are in °F, mph and inHg: those of WeatherLink."""
 _IMPERIAL: Final = frozenset(("°f", "fahrenheit", "inhg", "mph", "in", "in/h", "inches"))
 """Units, in lower case, beside which a temperature without a unit may be in °F."""
 
@@ -114,6 +117,39 @@ def check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[
             raise RejectedError("error value", f"the field {key[:40]!r} is {str(value)[:40].lower()!r}")
 
 
+_FACTORS: Final = frozenset(
+    ("scale", "scaling", "scalefactor", "scale_factor", "scalingfactor", "scaling_factor", "factor", "multiplier",
+     "divisor", "divider", "exponent", "decimals")
+)  # fmt: skip
+_US_UNITS: Final = "usunits"
+"""The field of weewx with its system of units: 1 is that of the USA, 16 and 17 are metric."""
+
+
+def is_factor(key: str) -> bool:
+    """Return whether the number of a field may tell that the values beside it are in other units: scale, divisor."""
+    return key.lower() in _FACTORS or key.lower() == _US_UNITS
+
+
+def check_factors(item: Mapping[str, Any], factors: tuple[str, ...], readings: list[Reading]) -> None:
+    """Raise RejectedError if the values beside such a field are to be multiplied, or are in units of the USA."""
+    for key in factors:
+        value, name = item[key], key.lower()
+        if isinstance(value, str):
+            value = number_of(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not readings:
+            continue
+        if name == _US_UNITS:
+            if value == 1:
+                check_scale_of(key, "1", readings)
+            continue
+        if name == "factor" and any(one.quantity in ("power", "apparent_power") for one in readings):
+            continue  # the power factor
+        if name == "decimals" and not all(one.value == int(one.value) for one in readings):
+            continue  # for the display
+        if value not in ((0,) if name in ("exponent", "decimals") else (0, 1)):
+            raise RejectedError("ambiguous", f"the field {key[:40]!r} is {value:g}: publish the values that it yields")
+
+
 def is_error_code(key: str) -> bool:
     """Return whether a field has the number of an error, 0 for none."""
     return key.lower() in _ERRORS
@@ -128,7 +164,8 @@ def is_imperial(key: str) -> bool:
     """Return whether a temperature beside this field may be in °F, by the unit in the field's name."""
     found = field_of(key)
     unit = None if found is None else found.unit
-    return (unit is not None and unit.lower() in _IMPERIAL) or key.lower().endswith(("mph", "inhg"))
+    is_stated = unit is not None and unit.lower() in _IMPERIAL
+    return is_stated or key.lower().endswith(("mph", "inhg")) or key.lower() in _IMPERIAL_NAMES
 
 
 def check_system(readings: list[Reading]) -> None:
@@ -151,6 +188,54 @@ def check_scale(key: str, text: str, readings: list[Reading]) -> None:
     """Raise RejectedError if a text in another field tells that a temperature is not in °C."""
     if text.strip().lower() in OTHER_SCALES:
         check_scale_of(key, text, readings)
+
+
+_NUMBERED: Final = re.compile(r"(ch|o|no|nh|co|pm)_?(\d{1,2})\Z")
+_FORMULAS: Final = {
+    "ch": ("4",), "o": ("2", "3"), "no": ("2", "3"), "nh": ("3", "4"), "co": ("2",),
+    "pm": ("1", "2", "4", "10", "25", "01", "02", "03", "04", "05"),
+}  # fmt: skip
+_GASES: Final = frozenset(("co2", "co", "voc", "no2", "ozone", "ammonia", "formaldehyde", "aqi"))
+
+
+def is_channel(key: str, names: Iterable[str], found: Mapping[str, Field], has_unit: bool) -> bool:
+    """Return whether a name is that of a channel rather than of a gas: ch4 beside ch1, and o3 beside o1.
+
+    `names` are all names of the object in lower case, `found` the fields that may be measurements, and `has_unit` is
+    whether the object states a unit.
+    """
+    name = _NUMBERED.match(key.lower())
+    if name is None:
+        return False
+    others = {one[2] for other in names if (one := _NUMBERED.match(other)) is not None and one[1] == name[1]}
+    if not others.issubset(_FORMULAS[name[1]]):
+        return True
+    if name[1] == "pm" and "2" in others and others.isdisjoint(("10", "25")):
+        return True
+    is_gas = has_unit or not _GASES.isdisjoint(one.quantity for one in found.values())
+    return name[1] == "ch" and not is_gas
+
+
+def same_unit(first: str | None, second: str | None, label: str) -> str | None:
+    """Return the unit that one of two places states. Raise RejectedError if they state different ones."""
+    if not first or not second:
+        return first or second
+    if first.lower() != second.lower():
+        found = [(scale_of(first, kind), scale_of(second, kind)) for kind in ("", "temperature")]
+        if not any(one is not None and one == other for one, other in found):
+            raise RejectedError("ambiguous", f"{label} has two units: {first[:32]!r} and {second[:32]!r}")
+    return first
+
+
+def without_twins(readings: list[Reading], twins: tuple[str, ...]) -> list[Reading]:
+    """Return the readings except repetitions of another one. Raise RejectedError if one contradicts it."""
+    kept: list[Reading] = []
+    for one in readings:
+        if one.name not in twins:
+            kept.append(one)
+        elif not any(other.quantity == one.quantity and abs(other.value - one.value) < MAX_TWIN_GAP for other in kept):
+            raise RejectedError("ambiguous", f"{one.name} is not the value of the same field in another unit")
+    return kept
 
 
 def teaching(key: str, topic: str = "...") -> str:

@@ -14,21 +14,26 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from godwit.pipeline.decoders.content import MAX_LEVELS, extra_of, number_and_unit, time_of
 from godwit.pipeline.decoders.json_checks import (
-    MAX_TWIN_GAP,
     OTHER_SCALES,
+    check_factors,
     check_flags,
     check_scale_of,
     check_system,
     check_units,
+    is_channel,
+    is_factor,
     is_flag,
     is_imperial,
+    same_unit,
     teaching,
+    without_twins,
 )
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, Decoded, Reading, RejectedError
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
     LOCATIONS,
+    MOST_SPEED,
     MOST_WHOLE_VOLTS,
     QUANTITIES,
     VALUE,
@@ -37,6 +42,7 @@ from godwit.pipeline.quantities import (
     field_of,
     is_setting,
     is_setting_topic,
+    is_short_gas,
     kind_of,
     measure,
     quantity_of_topic,
@@ -67,13 +73,13 @@ DEVICES: Final = (
 UNITS: Final = frozenset(("unit", "units", "uom", "unit_of_measurement", "unitofmeasurement", "unit_of_measure"))
 QUANTITY_NAMES: Final = (
     "quantity", "type", "measurement", "measure", "metric", "sensor_type", "sensortype", "device_class", "kind",
-    "property", "observed_property", "parameter", "variable", "measurand", "data_type", "datatype", "reading_type",
-    "field", "sensor", "name", "label", "channel",
+    "property", "observed_property", "parameter", "value_type", "variable", "measurand", "data_type", "datatype",
+    "reading_type", "field", "sensor", "name", "label", "channel",
 )  # fmt: skip
 """Fields that may name the quantity of `value`, in lower case."""
 POWER_ON_VALUES: Final = frozenset((85.0, 185.0, 358.15))
 """The value of a DS18B20 after power-on, in °C, °F and K."""
-_SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
+SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
 _TYPES: Final = frozenset(("datetime", "date", "timestamp", "string", "text", "bool", "boolean", "enum", "hex", "json"))
 """Texts in place of a unit that tell that `value` is not a number of something."""
@@ -103,7 +109,8 @@ PARTS: Final = frozenset(
      "accuracy", "resolution", "precision", "tolerance", "mapping", "before", "example", "examples",
      "mode", "modes", "test", "tests", "preset", "presets", "profile", "profiles", "schedules", "labels", "names",
      "colors", "timers", "timer", "tgt", "setpt", "goal", "goals", "hourly", "weekly", "monthly", "backlog", "backlogs",
-     "aggregate", "aggregates", "aggregated", "cal", "mask", "payloadmask", "rated", "nominal")
+     "aggregate", "aggregates", "aggregated", "cal", "mask", "payloadmask", "rated", "nominal", "avg", "median",
+     "stddev")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""
 
@@ -128,6 +135,8 @@ class PlannedField(NamedTuple):
     offset: float = 0.0
     result: str = ""
     """The unit of a number that is quickly converted."""
+    is_state: bool = False
+    """Whether 1 may be the state of a switch: a power without a unit, and without other electrical fields."""
 
 
 class ObjectPlan(NamedTuple):
@@ -145,6 +154,8 @@ class ObjectPlan(NamedTuple):
     """Fields that may tell that values are in another unit or invalid: isFahrenheit, valid, status."""
     has_imperial: bool
     """Whether a field has a unit of the imperial system in its name."""
+    factors: tuple[str, ...]
+    """Fields whose number may tell that the values are in other units: scale, divisor."""
 
 
 class JsonFields:
@@ -178,9 +189,11 @@ class JsonFields:
         self._read(item, plan, readings, rest, "", None)
         time_us = self.time_in(item, plan, rest)
         if plan.twins:
-            readings = _without_twins(readings, plan.twins)
+            readings = without_twins(readings, plan.twins)
         if plan.flags:
             check_flags(item, plan.flags, readings)
+        if plan.factors:
+            check_factors(item, plan.factors, readings)
         if plan.has_imperial:
             check_system(readings)
         if not readings:
@@ -223,6 +236,9 @@ class JsonFields:
         }
         if not _CODES.isdisjoint(lower):
             found = {key: field for key, field in found.items() if field.quantity != VALUE or key in self._fields}
+        has_unit = not UNITS.isdisjoint(lower)
+        for key in [one for one in found if one not in self._fields and is_channel(one, lower, found, has_unit)]:
+            del found[key]
         for key in [one for one in found if one.lower().startswith("current_")]:
             found.pop(key[len("current_") :], None)  # beside current_temperature, temperature is the one that is set
         times = [lower[name] for name in TIMES if name in lower]
@@ -234,8 +250,14 @@ class JsonFields:
         unit_keys = _unit_keys(keys, found)
         fields = []
         by_place = parent if path else quantity_of_topic(topic)
+        if not path and is_short_gas(topic) and not has_unit:
+            by_place = None
+        is_alone = _ELECTRICAL_FIELDS.isdisjoint(one.quantity for one in found.values())
         for key, (field, name, source) in self._named(found, by_place, path).items():
-            fields.append(self._planned(key, field, name, source, unit_keys.get(key), topic, path))
+            planned = self._planned(key, field, name, source, unit_keys.get(key), topic, path)
+            if planned.quantity == "power" and planned.unit is None and is_alone:
+                planned = planned._replace(errors=planned.errors | {1.0}, is_state=True)
+            fields.append(planned)
         used = {*found, *times, device, *unit_keys.values()}
         unit_key = next((lower[name] for name in UNITS if name in lower), None)
         quantity_keys = tuple(lower[name] for name in QUANTITY_NAMES if name in lower)
@@ -245,8 +267,9 @@ class JsonFields:
         flags = tuple(key for key in keys if is_flag(key))
         has_imperial = any(is_imperial(key) for key in keys)
         plan = ObjectPlan(
-            tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags, has_imperial
-        )
+            tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags, has_imperial,
+            tuple(key for key in keys if is_factor(key)),
+        )  # fmt: skip
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[place, keys] = plan
@@ -313,16 +336,17 @@ class JsonFields:
             self._read_stated(item, plan, readings, rest, path, unit, time_us)
             return
         for field in plan.fields:
-            key, quantity, name, _, source, _, _, low, high, errors, factor, offset, result = field
+            key, quantity, name, _, source, _, _, low, high, errors, factor, offset, result, _ = field
             value = item[key]
             kind = type(value)
             if (kind is float or kind is int) and low <= value <= high and value not in errors:
                 number = value * factor + offset
-                readings.append(
-                    Reading(quantity, number, result, path + (name or key) if path else name, time_us, source)
-                )
-            else:
-                self._read_slowly(item, field, None, readings, rest, path, time_us)
+                if number == value or round(number, 6) not in errors:
+                    readings.append(
+                        Reading(quantity, number, result, path + (name or key) if path else name, time_us, source)
+                    )
+                    continue
+            self._read_slowly(item, field, None, readings, rest, path, time_us)
 
     def _read_stated(
         self,
@@ -404,6 +428,9 @@ class JsonFields:
         if field.quantity == VALUE and written is not None and written.lower() in _TYPES:
             rest[label] = value
             return
+        if field.is_state and written is None and (value == 1 or isinstance(item[field.key], str)) and value in (0, 1):
+            rest[label] = item[field.key]  # on, or 1 W
+            return
         if written is None and field.quantity == "light" and value in (0, 1) and label.lower().endswith("light"):
             raise RejectedError("ambiguous", f"{label} is {value}: an illuminance or a state; {teaching(label)}")
         is_ds18b20 = field.is_ds18b20 or (
@@ -414,9 +441,10 @@ class JsonFields:
                 field.quantity, value, written, name, unit_source=source, time_us=time_us, is_ds18b20=is_ds18b20
             )
         except RejectedError as error:
-            if error.rejection.reason != "ambiguous" or field.quantity not in _SUPPLY:
+            is_pascal = field.quantity == "pressure" and _LEAST_PASCALS <= value <= _MOST_PASCALS
+            if error.rejection.reason != "ambiguous" or not (is_pascal or field.quantity in _SUPPLY):
                 raise
-            rest[label] = value  # the supply of the device, without a unit: its measurements are clear nevertheless
+            rest[label] = item[field.key]  # without a unit: the other measurements are clear nevertheless
             return
         readings.append(reading)
 
@@ -425,6 +453,8 @@ class JsonFields:
         found = None
         for key in plan.times:
             value = item[key]
+            if isinstance(value, dict) and "year" in value:
+                raise RejectedError("bad time", f"the field {key[:40]!r} is an object: publish it as a text")
             time_us = time_of(value, key) if found is None else None
             zone = UTC if "utc" in key.lower() else self.zone
             if time_us is None and zone is not None and isinstance(value, str) and found is None:
@@ -440,8 +470,14 @@ class JsonFields:
         return found
 
 
-_SUPPLY: Final = frozenset(("battery", "voltage", "power_factor"))
+_SUPPLY: Final = frozenset(("battery", "voltage", "current", "power_factor"))
 """Quantities that remain in `extra` if their unit is unclear, rather than reject the message."""
+_LEAST_PASCALS: Final = 80_000
+_MOST_PASCALS: Final = 110_000
+"""A pressure without a unit between these may well be in Pa, and its message is metric: it remains in `extra`."""
+_ELECTRICAL_FIELDS: Final = frozenset(
+    ("voltage", "current", "energy", "power_factor", "apparent_power", "reactive_power", "frequency")
+)
 
 
 def _quick(plan: PlannedField, known: Quantity) -> PlannedField:
@@ -450,6 +486,8 @@ def _quick(plan: PlannedField, known: Quantity) -> PlannedField:
     if plan.unit is None:
         low, high = known.bounds if known.default is None else known.default
         high = min(high, MOST_WHOLE_VOLTS) if plan.quantity == "voltage" else high
+        if plan.quantity == "speed":
+            low, high = -MOST_SPEED, MOST_SPEED
         unit = "" if known.default is None else known.unit
         return plan._replace(low=low, high=high, errors=errors, result=unit, source=DEFAULT)
     scale, base = scale_of(plan.unit, known.kind), scale_of(known.unit, known.kind)
@@ -488,6 +526,8 @@ class _Walk:
     ) -> None:
         fields = self._fields
         item = {str(key): value for key, value in item.items()}
+        if parent is not None and item.keys() == {"data", "unit"}:  # {"voltageL1": {"data": 231, "unit": "V"}}
+            item = {"value": item["data"], "unit": item["unit"]}
         item = _with_parent(item, parent)
         plan = fields.plan_of(self._topic, tuple(item), path, parent)
         rest: dict[str, Any] = {}
@@ -499,7 +539,10 @@ class _Walk:
         device = item[plan.device] if plan.device is not None else None
         if self.device is None and not isinstance(device, dict | list):
             self.device = device_text(device)
+        first = len(self.readings)
         fields._read(item, plan, self.readings, self.rest, path, own or time_us)
+        if plan.factors:
+            check_factors(item, plan.factors, self.readings[first:])
         self.has_imperial = self.has_imperial or plan.has_imperial
         if plan.flags:
             check_flags(item, plan.flags, self.readings)
@@ -597,17 +640,6 @@ def _twins(fields: list[PlannedField]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _without_twins(readings: list[Reading], twins: tuple[str, ...]) -> list[Reading]:
-    """Return the readings except repetitions of another one. Raise RejectedError if one contradicts it."""
-    kept: list[Reading] = []
-    for one in readings:
-        if one.name not in twins:
-            kept.append(one)
-        elif not any(other.quantity == one.quantity and abs(other.value - one.value) < MAX_TWIN_GAP for other in kept):
-            raise RejectedError("ambiguous", f"{one.name} is not the value of the same field in another unit")
-    return kept
-
-
 # -- units ------------------------------------------------------------------------------------------------------------
 
 
@@ -639,7 +671,7 @@ def stated_units(unit: Any, fields: tuple[PlannedField, ...]) -> dict[str, str] 
         }
     if not isinstance(unit, str):
         raise RejectedError("ambiguous", f"the unit is {kind_of(unit)} and should be a text")
-    if not unit.strip() or unit.strip().lower() in _SYSTEMS:
+    if not unit.strip() or unit.strip().lower() in SYSTEMS:
         return None
     if unit.strip().lower() in OTHER_SYSTEMS:
         raise RejectedError("ambiguous", f"the units are {unit[:40]!r}, which does not say the unit of each field")
@@ -656,17 +688,6 @@ def stated_units(unit: Any, fields: tuple[PlannedField, ...]) -> dict[str, str] 
     if not fitting and fields:
         raise RejectedError("unit does not fit", f"the unit {unit[:40]!r} fits none of {len(fields)} fields")
     return fitting
-
-
-def same_unit(first: str | None, second: str | None, label: str) -> str | None:
-    """Return the unit that one of two places states. Raise RejectedError if they state different ones."""
-    if not first or not second:
-        return first or second
-    if first.lower() != second.lower():
-        found = [(scale_of(first, kind), scale_of(second, kind)) for kind in ("", "temperature")]
-        if not any(one is not None and one == other for one, other in found):
-            raise RejectedError("ambiguous", f"{label} has two units: {first[:32]!r} and {second[:32]!r}")
-    return first
 
 
 def _is_unit_of(text: str, quantity: str) -> bool:
@@ -699,6 +720,7 @@ def _no_readings(item: Mapping[str, Any], topic: str, rest: Mapping[str, Any]) -
                 measure(field.quantity, text, field.unit, first)
             except RejectedError as error:
                 return error
+            return RejectedError("ambiguous", f"{first} may be a state or a channel, too: {teaching(first, topic)}")
         return RejectedError("type changed", f"the field {first!r} is {kind_of(text)} and should be a number")
     names = ", ".join(str(key) for key in list(item)[:8])[:200] or "none"
     first = next((str(key) for key, one in item.items() if isinstance(one, int | float)), "x")

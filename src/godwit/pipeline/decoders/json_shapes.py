@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from godwit.pipeline.decoders.content import extra_of
-from godwit.pipeline.decoders.json_checks import OTHER_SCALES, check_flags, check_scale_of, is_error_code
+from godwit.pipeline.decoders.json_checks import OTHER_SCALES, check_flags, check_scale_of, is_error_code, same_unit
 from godwit.pipeline.decoders.json_fields import (
     POWER_ON_VALUES,
     JsonFields,
     ObjectPlan,
     PlannedField,
     device_text,
-    same_unit,
     stated_units,
 )
 from godwit.pipeline.decoders.results import DEFAULT, PAYLOAD, Reading
 from godwit.pipeline.decoders.shapes import Layout, Shape, ShapeField, Slot, TimeSlot
-from godwit.pipeline.quantities import MOST_WHOLE_VOLTS, QUANTITIES
+from godwit.pipeline.quantities import DS18B20_RANGE, MOST_SPEED, MOST_WHOLE_VOLTS, QUANTITIES
 from godwit.pipeline.units import scale_of
 
 
@@ -35,6 +34,8 @@ def flat_shape(reader: JsonFields, decoder: str, topic: str, item: Mapping[str, 
     plan = reader.plan_of(topic, tuple(item))
     unit = item[plan.unit_key] if plan.unit_key is not None else None
     texts = [plan.unit_key, plan.device, *plan.quantity_keys, *plan.flags, *[one.unit_key for one in plan.fields]]
+    if any(type(item[key]) is Slot for key in plan.factors):
+        return None
     if plan.twins or type(unit) is Slot or any(type(item[key]) is TimeSlot for key in texts if key is not None):
         return None
     if any(type(item[key]) is TimeSlot and (reader.zone or "utc" in key.lower()) for key in plan.times):
@@ -137,7 +138,8 @@ def _shape_field(field: PlannedField, slot: int, unit: str | None, source: str) 
     if known is None or (field.quantity == "current" and not unit):
         return None
     errors = known.errors | POWER_ON_VALUES if field.quantity == "temperature" else known.errors
-    low, high = known.bounds
+    errors |= {1.0} if field.is_state else frozenset()
+    low, high = DS18B20_RANGE if field.is_ds18b20 else known.bounds
     if not unit:
         if known.default is not None:
             low, high = max(low, known.default[0]), min(high, known.default[1])
@@ -161,8 +163,8 @@ def _is_time_slot(value: Any) -> bool:
     return type(value) is Slot or (type(value) is TimeSlot and value.has_zone)
 
 
-_LEAST: Final = {"battery": 15.0, "light": 2.0}
-_GREATEST: Final = {"voltage": float(MOST_WHOLE_VOLTS)}
+_LEAST: Final = {"battery": 15.0, "light": 2.0, "speed": -float(MOST_SPEED)}
+_GREATEST: Final = {"voltage": float(MOST_WHOLE_VOLTS), "speed": float(MOST_SPEED)}
 """By quantity: numbers between these have a default unit whatever else they are, see `_read_slowly` and `measure`."""
 
 

@@ -194,15 +194,21 @@ class BinaryMapDecoder(Decoder):
         first = payload[:1]
         is_pack = (message.content_type or "").partition(";")[0].strip().lower() in PACK_TYPES
         if not is_pack and (payload.startswith(_CBOR_MARK) or b"\xa1" <= first <= b"\xbf"):
-            item = _cbor(payload.removeprefix(_CBOR_MARK))
+            payload = payload.removeprefix(_CBOR_MARK)
+            item, is_pack = _cbor(payload), False
         elif b"\x81" <= first <= b"\x8f" or first in (b"\xde", b"\xdf"):
-            item = _message_pack(payload)
+            item, is_pack = _message_pack(payload), True
         else:
             return None
         if not isinstance(item, dict) or not all(isinstance(key, str) for key in item):
             return None
         if not _is_bounded(item, 1):
             return Rejected("nested too deeply", f"more than {MAX_LEVELS} levels")
+        if not is_pack:
+            try:
+                _end(payload, 0)
+            except ValueError as error:
+                return Rejected("bad payload", str(error))
         return self._fields.read_flat(item, message.topic) or self._fields.read_nested(item, message.topic)
 
 
@@ -215,32 +221,47 @@ def _cbor(payload: bytes) -> Any:
         value = cbor2.CBORDecoder(stream).decode()
     except Exception:  # cbor2 raises many types for bytes that are not CBOR
         return None
-    return value if stream.tell() == len(payload) and not _has_key_twice(payload) else None
+    return value if stream.tell() == len(payload) else None
 
 
-def _has_key_twice(payload: bytes) -> bool:
-    """Return whether the map that a payload is has a key twice; cbor2 returns the last value only.
+_TEXT: Final = 3
+_MAP: Final = 5
+_TAG: Final = 6
+_LENGTHS: Final = {24: 1, 25: 2, 26: 4, 27: 8}
+"""Bytes of a length or a number behind the first byte of an item, by the low bits of that."""
+_OPEN: Final = 31
+_BREAK: Final = 0xFF
+"""An item with _OPEN for its length ends with this byte."""
 
-    Only the map at the top is searched: keys are texts, whose lengths are known, and values are skipped.
+
+def _end(payload: bytes, at: int) -> int:
+    """Return the end of an item in valid CBOR. Raise ValueError if a map in it has a key twice.
+
+    cbor2 returns the last value of such a key.
     """
-    import cbor2
-
-    stream = io.BytesIO(payload)
-    count = payload[0] & 0x1F
-    if count > 23:  # the length follows, or the end is marked
-        size = {24: 1, 25: 2, 26: 4, 27: 8, 31: 0}.get(count, 0)
-        count = int.from_bytes(payload[1 : 1 + size], "big") if size else len(payload)
-        stream.seek(1 + size)
-    else:
-        stream.seek(1)
-    keys = []
-    decoder = cbor2.CBORDecoder(stream)
-    for _ in range(count):
-        if payload[stream.tell() : stream.tell() + 1] == b"\xff":
-            break
-        keys.append(decoder.decode())
-        decoder.decode()
-    return len(set(keys)) != len(keys)
+    kind, short = payload[at] >> 5, payload[at] & 0x1F
+    size = _LENGTHS.get(short, 0)
+    count = int.from_bytes(payload[at + 1 : at + 1 + size], "big") if size else short
+    at += 1 + size
+    is_open = short == _OPEN and kind != 7
+    if kind == _TAG:
+        return _end(payload, at)
+    if kind in (0, 1, 7):
+        return at
+    if kind in (2, _TEXT) and not is_open:
+        return at + count
+    keys: set[bytes] = set()
+    number = 0
+    while payload[at] != _BREAK if is_open else number < (2 * count if kind == _MAP else count):
+        end = _end(payload, at)
+        if kind == _MAP and number % 2 == 0:
+            is_text = payload[at] >> 5 == _TEXT  # a length has more than one spelling
+            key = payload[at + (1 + _LENGTHS.get(payload[at] & 0x1F, 0) if is_text else 0) : end]
+            if key in keys:
+                raise ValueError("a key is there twice")
+            keys.add(key)
+        at, number = end, number + 1
+    return at + is_open
 
 
 def _message_pack(payload: bytes) -> Any:

@@ -19,6 +19,7 @@ from godwit.pipeline.quantities import (
     Field,
     field_of,
     is_setting_topic,
+    is_short_gas,
     measure,
     quantity_of_topic,
     words_of,
@@ -147,6 +148,8 @@ class NumberDecoder(Decoder):
             found = _UNKNOWN.match(text) if field.quantity in (VALUE, "count") and not is_none else None
             if found is None or found[1].lower() in _NO_UNITS or found[1].istitle():  # 5 Alice: a name
                 return None
+        if not unit and not self.options and is_short_gas(message.topic):
+            field = Field(VALUE, None, True)
         if not unit and field.quantity == "current" and not self.options and _CURRENT.match(message.topic):
             field = Field(VALUE, None, True)
         if is_none:

@@ -21,7 +21,7 @@ from godwit.pipeline.decoders.results import (
 )
 from godwit.pipeline.decoders.results import DECODER as FROM_DECODER
 from godwit.pipeline.errors import PipelineError
-from godwit.pipeline.quantities import measure
+from godwit.pipeline.quantities import POWER_ON, measure
 
 # -- generation 1 -----------------------------------------------------------------------------------------------------
 
@@ -297,6 +297,8 @@ _OWN_FIELDS: Final = {
 }  # fmt: skip
 """By field that the state of one type of component has, or of types with the same fields: that type."""
 _INSTANCE: Final = re.compile(r"([a-z_0-9]+):\d+\Z")
+_ADDED: Final = re.compile(r"temperature:1\d\d\Z")
+"""Sensors of the add-on: DS18B20 for the most part."""
 _FAHRENHEIT: Final = DeviceField("temperature", "°F")
 _METHODS: Final = frozenset(("NotifyStatus", "NotifyFullStatus"))
 
@@ -383,6 +385,8 @@ def _readings(kind: str, name: str, state: dict[str, Any]) -> list[Reading]:
             value = holder.get("tF") if isinstance(holder, dict) else None
         reading = device_reading(field, value, f"{name}.{path}")
         if reading is not None:
+            if _ADDED.match(name) and round(reading.value, 6) == POWER_ON:
+                raise RejectedError("error value", f"{name}.{path} is that of a DS18B20 after power-on")
             readings.append(reading)
     return readings
 

@@ -14,6 +14,7 @@ xdrv_12_home_assistant.ino.
 - `Time` is the local time without a zone, unless `SetOption52` is on: then it is not known which moment is meant, and
   the time of publishing counts. `Epoch` and a numeric `Time` (formats 2 to 4 of the command `Time`) are used.
 - In STATE, `Wifi.RSSI` is a quality in percent; `Wifi.Signal` is the level in dBm.
+- Humidity of a plant sensor Flora, Moisture in newer versions, is that of the soil: it remains in `extra`.
 - Light, Noise and AirQuality of a Sonoff SC are relative values, `A0` is a raw number of the converter, the unit of
   Distance depends on the version for some sensors, Moisture of a Chirp is a raw number, and Global repeats the values
   of a sensor: they remain in `extra`.
@@ -224,6 +225,8 @@ def _known(path: list[str]) -> tuple[str, str] | None:
         is_energy = name == "Energy" and path[-2].startswith("CTEnergy")
         return _IN_ENERGY["Total"] if is_energy else _FIELDS.get(name.rstrip("0123456789"))
     if name == "Moisture" and sensor.upper().startswith("CHIRP"):
+        return None
+    if name == "Humidity" and sensor.startswith("Flora"):  # of the soil, before it was named Moisture
         return None
     if name == "Distance" and sensor.startswith("SR04"):
         return ("distance", "cm")

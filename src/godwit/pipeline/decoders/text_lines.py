@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
 from godwit.pipeline.decoders.content import extra_of, time_of
-from godwit.pipeline.decoders.json_checks import check_scale, check_system, is_imperial, is_statistic
-from godwit.pipeline.decoders.json_fields import DEVICES, OPTIONS, OTHER_SYSTEMS, PARTS, UNITS, JsonFields
+from godwit.pipeline.decoders.json_checks import check_scale, check_system, is_channel, is_imperial, is_statistic
+from godwit.pipeline.decoders.json_fields import DEVICES, OPTIONS, OTHER_SYSTEMS, PARTS, SYSTEMS, UNITS, JsonFields
 from godwit.pipeline.decoders.results import DEFAULT, TEXT, WORDS, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import DS18B20, VALUE, Field, field_of, measure, words_of
@@ -93,11 +93,13 @@ class InfluxDecoder(Decoder):
             raise RejectedError("bad payload", "a field is there twice")
         texts = tags | {key: text.strip('"') for key, text in fields.items() if text[:1] == '"'}
         unit = next((value for key, value in texts.items() if key.lower() in UNITS), None)
+        unit = None if unit is not None and unit.lower() in SYSTEMS else unit
         if any(is_statistic(key, text) for key, text in texts.items()):
             raise RejectedError("no quantity", "the fields are statistics or settings, by a text beside them")
         if PARTS.intersection(words_of(measurement)):
             raise RejectedError("no quantity", f"{measurement[:40]!r} are not measurements, by their name")
         first = len(readings)
+        names = [key.lower() for key in fields]
         series = ",".join([measurement, *[f"{key}={value}" for key, value in sorted(tags.items())]])
         for key, text in fields.items():
             name = f"{series}.{key}"
@@ -105,6 +107,8 @@ class InfluxDecoder(Decoder):
                 rest[name] = text.strip('"')
                 continue
             field = _influx_field(measurement, key, tags)
+            if is_channel(key, names, {key: field}, unit is not None):
+                field = Field(key, None, False)
             is_of_unit = is_unit(measurement) and (field.quantity != key or field.quantity == VALUE)
             stated = field.unit or unit or (measurement if is_of_unit else None)
             is_ds18b20 = DS18B20.search(f"{topic} {series}") is not None
@@ -234,7 +238,9 @@ def _sample(line: re.Match[str], units: dict[str, str]) -> Reading:
         field = Field(known.quantity, "ratio", known.is_plain) if known.quantity in _RATIOS else None
     if field is None or field.quantity == VALUE or "quantile" in texts:
         last = metric.removesuffix("_total").removesuffix("_sum").rpartition("_")[2]
-        field = Field(metric, _METRIC_UNITS.get(last, ""), False)
+        field = Field(metric, _METRIC_UNITS.get(last), False)
+    if unit is not None and unit.lower() in SYSTEMS:
+        unit = None
     stated = field.unit if field.unit is not None else _METRIC_UNITS.get(unit or "", unit)
     name = metric if labels is None else f"{metric}{{{','.join(sorted(re.findall(_LABEL, labels)))}}}"
     reading = measure(field.quantity, float(text), stated, name, time_us=time_us)

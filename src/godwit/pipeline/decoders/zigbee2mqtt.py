@@ -73,6 +73,7 @@ _FIELDS: Final = {
     "pm25": DeviceField("pm25", "µg/m³"),
     "pm10": DeviceField("pm10", "µg/m³"),
     "noise": DeviceField("sound_level", "dBA"),
+    "voc_index": DeviceField("voc_index", ""),
 }
 """By property: quantity and unit, where the exposes of all devices agree."""
 _METERS: Final = DeviceField("current", "A")

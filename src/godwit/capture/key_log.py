@@ -36,7 +36,7 @@ class KeyLog:
         return len(self._secrets)
 
     def opener(self, hello: bytes, suite: int, sender: str) -> SealedOpener | None:
-        """Return what opens the packets of one side of a connection, or None if its secret is not in the log.
+        """Return the opener of the packets of one side of a connection, or None if its secret is not in the log.
 
         Args:
             hello: The first bytes of the client's TLS handshake.

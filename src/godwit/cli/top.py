@@ -132,7 +132,7 @@ async def read_broker(client: AsyncClient, at: float) -> TopReading:
         for one in await client.clients():
             clients[one.name] = TopRow(one.name, one.address or "away", one.messages_in, one.messages_out)
         for cursor in await client.cursors():
-            if cursor.client in clients and not cursor.idle:  # else its filters do not match what follows
+            if cursor.client in clients and not cursor.idle:  # else its filters match no later message
                 clients[cursor.client].lag = max(clients[cursor.client].lag, cursor.lag)
     topics = [
         TopRow(one.name, count(one.subscribers, "subscriber"), one.messages, one.messages * one.subscribers)

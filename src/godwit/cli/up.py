@@ -29,6 +29,8 @@ The process that waits for the end of standard input has no other output: it wou
 """
 RESTART_S: Final = 3.0
 """Pause before a node that has ended is started again."""
+LAST_LINES_S: Final = 1.0
+"""How long the last lines of a node that has ended are waited for."""
 END_S: Final = 10.0
 SHOWN: Final = ("cluster", "listening", "warning", "stopped")
 """Kinds of event lines that are printed."""
@@ -113,12 +115,15 @@ class _Node:
             self._process = process = await asyncio.create_subprocess_exec(
                 *command, "--log-format", "json", stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
             )
-            assert process.stdout is not None
-            async for line in process.stdout:
-                self._on_line(line)
-            code = await process.wait()
             assert process.stdin is not None
-            process.stdin.close()
+            assert process.stdout is not None
+            reading = asyncio.create_task(self._read(process.stdout))
+            try:
+                code = await process.wait()
+                process.stdin.close()
+                await asyncio.wait([reading], timeout=LAST_LINES_S)  # its own processes may keep the output open
+            finally:
+                reading.cancel()
             self._print(f"ended with exit code {code}; it is started again in {RESTART_S:g} s")
             await asyncio.sleep(RESTART_S)
 
@@ -135,6 +140,10 @@ class _Node:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        async for line in output:
+            self._on_line(line)
 
     def _on_line(self, line: bytes) -> None:
         try:

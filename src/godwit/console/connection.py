@@ -65,7 +65,7 @@ class CachedRead:
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self._valid_until = 0.0  # those who wait get the error, the next request reads again
+            self._valid_until = 0.0  # waiting requests get the error, the next one reads again
         else:
             now = time.monotonic()
             self._valid_until = now + max(CACHE_S, CACHE_DUTY * (now - self._began))

@@ -92,25 +92,25 @@ class Problem(msgspec.Struct, frozen=True):
     """The page that shows more."""
 
 
-class ClusterNode(msgspec.Struct, frozen=True):
+class ShownNode(msgspec.Struct, frozen=True):
     """A node of a cluster, as the active node sees it."""
 
     node: str
     state: str
-    """active, standby or another state of a node; away if nothing was heard of it for seconds."""
+    """active, standby or another state of a node; away if no heartbeat has arrived for seconds."""
     address: str
     behind: int
     """Records of the replicated log that its file lacks."""
 
 
-class ClusterState(msgspec.Struct, frozen=True):
+class ShownCluster(msgspec.Struct, frozen=True):
     """The cluster of the broker."""
 
     name: str
     node: str
     """The node that has published the figures: the active one."""
     epoch: int
-    nodes: list[ClusterNode]
+    nodes: list[ShownNode]
 
 
 class FigureHistory:
@@ -199,7 +199,7 @@ class FigureHistory:
         nodes = [] if cluster is None else cluster.nodes
         found = []
         if away := [one.node for one in nodes if one.state == "away"]:
-            text = f"{', '.join(away)}: not heard of for seconds. The cluster needs most of its nodes."
+            text = f"{', '.join(away)}: without a heartbeat for seconds. The cluster needs most of its nodes."
             found.append(Problem("warning", "Nodes of the cluster are away", text))
         if slow := [one for one in nodes if one.state != "away" and one.behind > NODE_BEHIND]:
             text = ", ".join(f"{one.node} by {one.behind:,} records" for one in slow)
@@ -264,7 +264,7 @@ def summary(current: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def cluster_state(current: Mapping[str, str]) -> ClusterState | None:
+def cluster_state(current: Mapping[str, str]) -> ShownCluster | None:
     """Return the nodes of the broker's cluster, or None if it is alone."""
     if "cluster/name" not in current:
         return None
@@ -276,10 +276,10 @@ def cluster_state(current: Mapping[str, str]) -> ClusterState | None:
         return int(text) if text.isdigit() else 0
 
     nodes = [
-        ClusterNode(
+        ShownNode(
             name, current[f"{prefix}{name}/state"], current.get(f"{prefix}{name}/address", ""),
             number(f"{prefix}{name}/behind"),
         )
         for name in sorted(names)[:MAX_NODES]
     ]  # fmt: skip
-    return ClusterState(current["cluster/name"], current.get("cluster/node", ""), number("cluster/epoch"), nodes)
+    return ShownCluster(current["cluster/name"], current.get("cluster/node", ""), number("cluster/epoch"), nodes)

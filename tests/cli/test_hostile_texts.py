@@ -15,9 +15,9 @@ from godwit.cli.main import COMMANDS, load_own_command
 from godwit.net.blocking import BlockingClient, connect
 
 EVIL = "\x9b31m\u202e\u2066\u200f\u2028[bold]n[/bold]"
-"""What names and topics may contain: the 8-bit form of an escape, marks of direction, a line separator, markup."""
+"""Allowed in names and topics: the 8-bit form of an escape, marks of direction, a line separator, markup."""
 WORSE = EVIL + "\x1b]0;title\x07\x1b[2J\r\nfake: line\x08\x7f"
-"""What payloads, headers and reasons may contain."""
+"""Allowed in payloads and reasons."""
 SHOWN = "\\x9b31m\\u202e"
 """The beginning of an evil name, as a user sees it."""
 ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -108,7 +108,7 @@ def test_no_command_passes_on_what_acts_on_a_terminal(tmp_path: Path) -> None:
             finally:
                 capture.stop()
             stage.ask("kick", f"client {EVIL}", "--reason", "because", shows=SHOWN)
-            stage.ask("kick", f"nobody {EVIL}", shows=SHOWN)
+            stage.ask("kick", f"absent {EVIL}", shows=SHOWN)
         process.interrupt()
         seen = "\n".join([*process.out.seen, *process.out.rest(), *process.err.rest()])
         check("broker", seen.encode())

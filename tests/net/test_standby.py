@@ -83,13 +83,13 @@ def test_a_standby_takes_changed_paths_of_certificates(tmp_path: Path) -> None:
         write_identity(tmp_path, name, new_identity())
 
     def configured(name: str) -> Configuration:
-        files = {"certificate": tmp_path / f"{name}.crt", "key": tmp_path / f"{name}.key"}
+        certificate, key = tmp_path / f"{name}.crt", tmp_path / f"{name}.key"
         return Configuration(
             listen=["127.0.0.1:0"],
             data=tmp_path / "data",
             archive=ArchiveSection(is_on=False),
-            security=SecuritySection(**files),
-            mqtt=MqttSection(listen=("tls://127.0.0.1:0",), **files),
+            security=SecuritySection(certificate=certificate, key=key),
+            mqtt=MqttSection(listen=("tls://127.0.0.1:0",), certificate=certificate, key=key),
             cluster=ClusterSection(name="c", node="a", servers=("nats://127.0.0.1:9",)),
         )
 

@@ -138,8 +138,10 @@ def test_a_key_log_opens_the_packets_of_a_connection(
     finished = client.receive(server.receive(hello))
     server.receive(finished)
     material = client.export(EXPORTER_LABEL, 96, b"context")
+    path.chmod(0o644)
+    client.export(EXPORTER_LABEL, 96, b"context")
     client.export(b"EXPORTER-other", 96, b"context")
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600, "also if others could read it before"
     assert "everything can be read" in caplog.text
     lines = [line.split() for line in path.read_text().splitlines()]
     secrets = {kind: bytes.fromhex(secret) for kind, random, secret in lines if random == hello[11:43].hex()}
@@ -371,6 +373,28 @@ def test_absurd_chains_are_refused_in_bounded_time(tmp_path: Path, case: str) ->
     with pytest.raises(TlsError, match="not accepted"):
         check_authority(chain, "broker.example", authority.path)
     assert time.process_time() - began < 5.0, "the library limits the number of signatures that it checks"
+
+
+@pytest.mark.parametrize("case", ["another authority", "expired", "not valid yet", "signed by itself", "no name"])
+def test_certificates_of_clients_that_prove_nothing(tmp_path: Path, case: str) -> None:
+    """The broker continues without a name, and the login decides."""
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    name = x509.UniformResourceIdentifier("godwit:press-7")
+    identity = {
+        "another authority": lambda: other.issue(name),
+        "expired": lambda: authority.issue(name, first=-9, last=-5),
+        "not valid yet": lambda: authority.issue(name, first=5, last=9),
+        "signed by itself": lambda: linear_chain(1, ec.SECP256R1()),
+        "no name": lambda: authority.issue(x509.RFC822Name("press-7@example.com")),
+    }[case]()
+    broker = BrokerSealer(new_identity(), client_ca=authority.path, asks_client=True)
+    client, server = new_client_session(lambda chain: None, identity), broker.new_session()
+    shake_hands(client, server)
+    assert server.check_peer() == PeerCertificate(identity.fingerprint, ())
+    good = authority.issue(name)
+    client, server = new_client_session(lambda chain: None, good), broker.new_session()
+    shake_hands(client, server)
+    assert server.check_peer() == PeerCertificate(good.fingerprint, ("press-7",))
 
 
 def named(number: int) -> x509.Name:

@@ -175,7 +175,7 @@ class ConsoleInput:
         self._rest = b""
 
     def handle_readable(self) -> None:
-        """Read what standard input has; its end stops the console."""
+        """Read the standard input; its end stops the console."""
         data = os.read(0, 65_536)
         if not data:
             self._stopping.set()

@@ -221,6 +221,9 @@ def _log_keys(path: Path, client_random: bytes, material: bytes) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
+            mode = os.fstat(file).st_mode
+            if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:  # it existed, and others may read it
+                os.fchmod(file, 0o600)
             os.write(file, lines.encode())
         finally:
             os.close(file)

@@ -314,7 +314,7 @@ class Connection:
         return at
 
     def _handle_received(self, received: ReceivedFrames, now: float) -> None:
-        """Pass on the content of a train, and update what depends on it."""
+        """Pass on the content of a train, and update timers and budget."""
         self._idle_timer.handle_packets(self._components.acknowledger.packets, now)
         self._publish(received, now)
         self._components.receive_channels.settle()

@@ -223,3 +223,23 @@ def test_rows_that_are_staged_with_two_brokers_are_not_committed(tmp_path: Path)
         staged = [StagedPartition("q", n, 1, 1, address) for n, address in enumerate((one.address, two.address))]
         with pytest.raises(ArchiveError, match="another broker became active: write the batch again"):
             writer.commit(staged, 0)
+
+
+def test_a_commit_at_a_broker_that_is_lost_fails_as_soon_as_another_accepts_commits(tmp_path: Path) -> None:
+    columns = StructType([StructField("topic", StringType()), StructField("payload", BinaryType())])
+    with pair(tmp_path) as (one, two):
+        two.process.set_role(is_accepting=False)
+        with ArchiveClient(two.address) as client:
+            while client.info()["accepts_commits"]:
+                time.sleep(0.01)
+        staged = [StagedPartition("q", 0, 1, 1, one.address)]
+        assert one.process is not None
+        one.process.kill()
+        # No other broker is active yet: it may come back.
+        impatient = StreamWriter(write_options(both(one, two, archiveTimeout="0.5")), columns)
+        with pytest.raises(UnreachableError, match="did not answer within"):
+            impatient.commit(staged, 0)
+        two.process.set_role(is_accepting=True)
+        patient = StreamWriter(write_options(both(one, two, archiveTimeout="3600")), columns)
+        with pytest.raises(ArchiveError, match="which does not answer, and another broker became active: write the"):
+            patient.commit(staged, 0)

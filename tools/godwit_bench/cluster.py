@@ -254,7 +254,7 @@ class ClusterProcesses:
         self._wait_until_following(self.nodes[number])
 
     def _wait_until_following(self, node: NodeLog) -> None:
-        """Wait until a node has read who is active."""
+        """Wait until a node has read the claim of the active one."""
         node.wait_for(
             lambda: node.is_active or any("is active since position" in event["text"] for event in node.events()),
             "followed the active one",

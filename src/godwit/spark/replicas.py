@@ -13,7 +13,14 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from godwit.spark.archive import FIRST_PAUSE_S, MAX_PAUSE_S, Archive, DataLossError, UnreachableError
+from godwit.spark.archive import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    Archive,
+    ArchiveError,
+    DataLossError,
+    UnreachableError,
+)
 from godwit.spark.offsets import same_below, to_epochs
 from godwit.spark.options import REPLICA_SEPARATOR, ArchiveAccess, OptionError
 
@@ -53,6 +60,32 @@ class Replicas:
     def accepting(self) -> Archive:
         """Return the archive whose broker accepts commits."""
         return self._wait(lambda found: bool(found.get("accepts_commits", True)), "accepts rows")[0]
+
+    def commit(self, address: str, request: dict[str, Any]) -> None:
+        """Commit the rows that are staged with one of the archives.
+
+        Raises:
+            ArchiveError: They cannot be committed there any more, because another broker became active.
+            UnreachableError: That archive did not answer in time, and no other one accepts commits.
+        """
+        archive = Archive(address, self._access)
+        gives_up_at = time.monotonic() + self._access.timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                archive.ask("stage_commit", request, timeout_s=0)
+                return
+            except UnreachableError:
+                accepting = [each for each, info in self._survey() if info.get("accepts_commits", True)]
+                if any(each.address != address for each in accepting):
+                    raise ArchiveError(
+                        f"the rows of batch {request['batch']} are staged at {address}, which does not answer, and "
+                        "another broker became active: write the batch again"
+                    ) from None
+                if time.monotonic() + pause_s > gives_up_at:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def read(
         self,

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, BooleanType, StringType, StructType
 
 from godwit.spark.archive import Archive, ArchiveError
 from godwit.spark.options import OptionError, WriteOptions
-from godwit.spark.replicas import open_archive
+from godwit.spark.replicas import Replicas, open_archive
 
 TOPIC: Final = "topic"
 PAYLOAD: Final = "payload"
@@ -102,8 +102,11 @@ class _SinkWriter:
                 f"the rows of batch {batch} are staged at {' and '.join(sorted(addresses))}, because another broker "
                 "became active: write the batch again"
             )
-        archive = Archive(addresses.pop(), self._options.access) if addresses else self._archive.accepting()
-        archive.ask("stage_commit", {"query": query, "batch": batch, "parts": parts})
+        request = {"query": query, "batch": batch, "parts": parts}
+        if addresses and isinstance(self._archive, Replicas):
+            self._archive.commit(addresses.pop(), request)
+        else:
+            self._archive.accepting().ask("stage_commit", request)
 
     def _abort(self, batch: int, staged: list[StagedPartition]) -> None:
         parts: dict[tuple[str, str], list[dict[str, int]]] = {}

@@ -249,7 +249,7 @@ def plain_unit(unit: str) -> str:
         return unit[:MAX_UNIT]
     found = plain(unit)
     for sign, digit in (("²", "2"), ("³", "3")):
-        if unit.rstrip().endswith(sign) and found.endswith(digit):
+        if unit.rstrip().endswith(sign) and found.endswith(digit) and found[-2:-1].isalpha():
             found = found[:-1] + sign
     return found[:MAX_UNIT]
 

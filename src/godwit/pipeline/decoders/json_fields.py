@@ -109,7 +109,7 @@ PARTS: Final = frozenset(
      "accuracy", "resolution", "precision", "tolerance", "mapping", "before", "example", "examples",
      "mode", "modes", "test", "tests", "preset", "presets", "profile", "profiles", "schedules", "labels", "names",
      "colors", "timers", "timer", "tgt", "setpt", "goal", "goals", "hourly", "weekly", "monthly", "backlog", "backlogs",
-     "aggregate", "aggregates", "aggregated", "cal", "mask", "payloadmask", "rated", "nominal", "avg", "median",
+     "aggregate", "aggregates", "aggregated", "cal", "mask", "payloadmask", "rated", "nominal", "avg",
      "stddev")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""

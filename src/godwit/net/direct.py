@@ -160,12 +160,18 @@ class CallerDriver:
 
     def _wait_for_socket(self, timeout_ms: int) -> bool:
         if not _is_main_thread():
-            return bool(self._poll(timeout_ms))
+            return self._poll_or_wait(timeout_ms)
         self._is_polling = True
         try:
-            return bool(self._poll(timeout_ms))
+            return self._poll_or_wait(timeout_ms)
         finally:
             self._is_polling = False
+
+    def _poll_or_wait(self, timeout_ms: int) -> bool:
+        while self._driver.look_again(time.monotonic()):
+            if self._poll(0):
+                return True
+        return bool(self._poll(timeout_ms))
 
     def _send(self, send: Callable[[], bool]) -> bool:
         thread = self._thread

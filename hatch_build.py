@@ -142,7 +142,7 @@ def write_tree(tree: Path) -> dict[str, str]:
 def is_compiled_source(path: Path) -> bool:
     """Return whether the module of a source is compiled."""
     place = path.relative_to(PACKAGE)
-    return (
+    return place.as_posix() in CORE["MODULES"] or (
         path.name != "__init__.py"
         and place.parent.as_posix() in CORE["PACKAGES"]
         and place.as_posix() not in CORE["INTERPRETED"]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = ("wire", "transport", "broker", "broker/jobs", "native", "mqtt", "server", "client")
 """The packages of `godwit` whose modules are compiled."""
+MODULES: Final = ("net/busy_polling.py", "net/driver.py", "net/udp.py")
+"""Single modules of other packages that are compiled, too: they run for every datagram."""
 INTERPRETED: Final = (
     "broker/settings.py",
     "client/config.py",
@@ -39,7 +41,7 @@ INTERPRETED: Final = (
     "transport/config.py",
 )
 """Modules of these packages that are not compiled: they run at the start, or check the arguments of programs."""
-READ: Final = ("errors.py", "limits.py", "store/*.py")
+READ: Final = ("errors.py", "limits.py", "net/address.py", "store/*.py")
 """Interpreted modules that compiled ones import: the compiler has read their types and constants."""
 LIBRARY: Final = "godwit__mypyc"
 """The extension module with the code of all others; the name follows from the group name `godwit` of mypyc."""
@@ -52,8 +54,8 @@ VARIABLE: Final = "GODWIT_CORE"
 
 def source_files(package: Path) -> list[Path]:
     """Return the sources in the folder of `godwit` that the compiled core depends on."""
-    patterns = (*(f"{folder}/*.py" for folder in PACKAGES), *READ)
-    return [path for pattern in patterns for path in sorted(package.glob(pattern))]
+    patterns = (*(f"{folder}/*.py" for folder in PACKAGES), *MODULES, *READ)
+    return list(dict.fromkeys(path for pattern in patterns for path in sorted(package.glob(pattern))))
 
 
 def source_digest(package: Path) -> str:

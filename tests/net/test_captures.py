@@ -20,7 +20,7 @@ from godwit.capture.conversation import read_reports
 from godwit.capture.pcapng import RECEIVED, SENT, CapturedDatagram, packet_block, read_capture
 from godwit.errors import AccessError, BrokerError
 from godwit.net import captures
-from godwit.net.captures import BrokerCaptures, CaptureFilter, TappedSocket, capture_counts, capture_packets
+from godwit.net.captures import BrokerCaptures, CaptureFilter, capture_counts, capture_packets
 from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.server.configuration import BridgeSection
@@ -73,7 +73,7 @@ def test_packets_in_both_directions_are_recorded_and_the_operators_are_not(tmp_p
             assert times == sorted(times)
             assert capture_counts(pieces[-1]) == (len(datagrams), 0)
             (tmp_path / "x.pcapng").write_bytes(b"".join(pieces))
-            assert not any(isinstance(driver.udp, TappedSocket) for driver in broker._drivers)
+            assert not any(driver.udp.on_train for driver in broker._drivers)
 
     run(main)
 

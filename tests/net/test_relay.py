@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import socket
 import time
@@ -359,14 +360,18 @@ def test_what_the_kernel_has_no_room_for_is_dropped(monkeypatch: pytest.MonkeyPa
     async def test() -> None:
         with Peer() as server, Peer() as client:
             async with Relay.open((HOST, 0), server.udp.local_address) as relay:
-                monkeypatch.setattr(relay, "_open_upstream", lambda: FullSocket("0.0.0.0"))
+                monkeypatch.setattr(relay, "_open_upstream", full_socket)
                 client.send(relay.address, b"x")
                 await until(lambda: relay.dropped == {"to_target kernel full": 1})
                 assert not relay.passed
 
-    class FullSocket(UdpSocket):
-        def send(self, train: Train) -> Train | None:
-            return train
+    def full_socket() -> UdpSocket:
+        def refuse(*_: object) -> None:
+            raise BlockingIOError(errno.EAGAIN, "the kernel has no room")
+
+        opened = UdpSocket("0.0.0.0")
+        opened._sendto = refuse
+        return opened
 
     run(test)
 

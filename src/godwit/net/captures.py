@@ -17,6 +17,7 @@ import shlex
 import struct
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -29,7 +30,6 @@ from godwit.errors import ReplyTimeoutError
 from godwit.native.peer import NativePeer
 from godwit.net.client import AsyncClient
 from godwit.net.driver import EndpointDriver
-from godwit.net.udp import UdpSocket
 from godwit.transport.events import Address, Train
 from godwit.wire.control import Capture, Done
 from godwit.wire.control_base import Code
@@ -170,7 +170,7 @@ class BrokerCaptures:
         self._find_client(capture)
         if self._timer is None:
             for driver in self._drivers:
-                driver.udp = TappedSocket(driver.udp, self)
+                driver.udp.on_train = partial(self._record, driver.udp.local_address)
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:
@@ -180,11 +180,11 @@ class BrokerCaptures:
             self._timer = None
         self._running.clear()
         for driver in self._drivers:
-            if isinstance(driver.udp, TappedSocket):
-                driver.udp = driver.udp.original
+            driver.udp.on_train = None
 
-    def record(self, local: Address, train: Train, direction: int) -> None:
+    def _record(self, local: Address, train: Train, is_received: bool) -> None:
         """Record a train for all captures that want it."""
+        direction = RECEIVED if is_received else SENT
         time_ns = time.time_ns()
         operators = [_address_of(capture.request.peer) for capture in self._running]
         if train.address in operators:
@@ -245,30 +245,6 @@ class BrokerCaptures:
 
 def _address_of(peer: Peer) -> Address | None:
     return peer.connection.peer_address if isinstance(peer, NativePeer) else None
-
-
-class TappedSocket(UdpSocket):
-    """A socket whose trains are copied. It shares all its state with the original, which may be used again later."""
-
-    def __init__(self, original: UdpSocket, captures: BrokerCaptures) -> None:
-        self.__dict__ = original.__dict__
-        self.original = original
-        self._captures = captures
-
-    def receive_trains(self, limit: int = 16, most_bytes: int = 1024 * 1024) -> list[Train]:
-        trains = super().receive_trains(limit, most_bytes)
-        for train in trains:
-            self._captures.record(self.local_address, train, RECEIVED)
-        return trains
-
-    def send(self, train: Train) -> Train | None:
-        rest = super().send(train)
-        sent_bytes = len(train.data) - (0 if rest is None else len(rest.data))
-        if sent_bytes:
-            self._captures.record(
-                self.local_address, Train(train.address, train.data[:sent_bytes], train.segment_bytes), SENT
-            )
-        return rest
 
 
 # -- the operator's side ----------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ DIRECT_S: Final = 0.005
 """How long a caller's thread waits by itself. Then it waits for the loop's thread, which other callers may need."""
 BRISK_S: Final = 0.002
 """A message that came within this time makes the thread wait for the next one by itself."""
+_KEEP_S: Final = 250e-6
+"""How long the confirm of a message may wait for the next reply, while the socket is polled."""
 _LEAVE_S: Final = 0.001
 """How long to wait until the loop's thread has left the loop after the message before."""
 _PLAIN: Final = frozenset({Available, Confirmed})
@@ -132,11 +134,9 @@ class CallerDriver:
             if not self._is_free():
                 return False
             thread.uses += 1
-            if not self._call(is_done):
-                self._transmit()
-                if not self._receive(is_done):
-                    self.may_send = False
-                    return False
+            if not self._call(is_done) and not self._receive(is_done):
+                self.may_send = False
+                return False
             self.may_send = True
             self.waits += 1
             return True
@@ -145,27 +145,46 @@ class CallerDriver:
 
     def _receive(self, is_done: Callable[[], bool]) -> bool:
         """Wait for the socket until the wait is done, for a few milliseconds. The reply of the application to a message
-        shares a packet with the acknowledgement, which is not sent before."""
+        shares a packet with the acknowledgement, which is not sent before.
+
+        After a reply, only the confirm of its message is left to be sent. While the socket is polled, it is kept for
+        the next reply, too.
+        """
         now = time.monotonic()
         ends = now + DIRECT_S
+        sends_at = now if self.may_send else now + _KEEP_S
         while now < ends and not self._thread.is_wanted:
-            until = min(ends, self._driver.next_timer() or ends)
-            is_readable = self._wait_for_socket(max(math.ceil((until - now) * 1000), 0))
+            if now >= sends_at:
+                self._transmit()
+            is_readable = self._wait_for_socket(self._poll_socket)
+            if not is_readable:
+                if now < sends_at:
+                    sends_at = now
+                    self._transmit()
+                until = min(ends, self._driver.next_timer() or ends)
+                timeout_ms = max(math.ceil((until - time.monotonic()) * 1000), 0)
+                is_readable = self._wait_for_socket(partial(self._poll, timeout_ms))
             self._hand_back_after(self._call(partial(self._driver.receive_directly, is_readable)))
             if self._call(is_done):
                 return True
-            self._transmit()
             now = time.monotonic()
         return False
 
-    def _wait_for_socket(self, timeout_ms: int) -> bool:
+    def _wait_for_socket(self, wait: Callable[[], object]) -> bool:
         if not _is_main_thread():
-            return bool(self._poll(timeout_ms))
+            return bool(wait())
         self._is_polling = True
         try:
-            return bool(self._poll(timeout_ms))
+            return bool(wait())
         finally:
             self._is_polling = False
+
+    def _poll_socket(self) -> bool:
+        """Look for a datagram again and again, in a brisk exchange. Return whether there is one."""
+        while self._driver.look_again(time.monotonic()):
+            if self._poll(0):
+                return True
+        return False
 
     def _send(self, send: Callable[[], bool]) -> bool:
         thread = self._thread

@@ -16,6 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from godwit.limits import KIB
 from godwit.net.address import family_of
+from godwit.net.busy_polling import BusyPolling
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Train
 
@@ -80,6 +81,9 @@ class EndpointDriver(Generic[E]):
         """Whether the last reading found a single datagram."""
         self._read_until = 0.0
         """When everything that was read had been handled."""
+        self._polling = BusyPolling()
+        self._is_polling = False
+        """Whether the loop is kept awake to poll."""
         self._loop.add_reader(udp.fileno(), self._on_readable)
         self._transmit()
 
@@ -143,6 +147,8 @@ class EndpointDriver(Generic[E]):
         if is_readable:
             self._receive()
         now = self._read_until = self.clock()
+        if is_readable:
+            self._polling.begin(now)
         if (due_at := self.endpoint.next_timer()) is not None and due_at <= now:
             self.endpoint.handle_timers(now)
         return self._deliver_directly()
@@ -169,6 +175,10 @@ class EndpointDriver(Generic[E]):
         """Return when `receive_directly` is needed if nothing arrives before."""
         return self.endpoint.next_timer()
 
+    def look_again(self, now: float) -> bool:
+        """Return whether to poll the socket once more rather than to wait for it."""
+        return self._polling.look_again(now)
+
     @property
     def needs_loop(self) -> bool:
         """Whether only the loop can continue: it waits until the kernel has room, or the driver is closed."""
@@ -188,12 +198,23 @@ class EndpointDriver(Generic[E]):
             self._deliver_few()
         else:
             self.flush()
-        self._read_until = self.clock()
+        now = self._read_until = self.clock()
+        if self._polling.begin(now) and not self._is_polling:
+            self._is_polling = True
+            self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        """Keep the loop awake, which looks for datagrams, and for everything else, in each of its turns."""
+        if not self._closed and not self._is_direct and self._polling.look_again(self.clock()):
+            self._loop.call_soon(self._poll)
+        else:
+            self._is_polling = False
 
     def _receive(self) -> bool:
         """Hand arrived datagrams to the endpoint. Return whether they are few, so that a reply is worth waiting for."""
         now = self.clock()
-        is_alone = self._expects_one and now - self._read_until > QUIET_S
+        gap_s = now - self._read_until
+        is_alone = self._expects_one and gap_s > QUIET_S
         trains = self.udp.receive_trains(1 if is_alone else TRAINS_A_TURN, BYTES_A_TURN)
         receive = self.endpoint.receive
         is_few = len(trains) <= FEW_TRAINS
@@ -202,6 +223,7 @@ class EndpointDriver(Generic[E]):
             if len(train.data) > train.segment_bytes:
                 is_few = False
         self._expects_one = is_few and len(trains) == 1
+        self._polling.handle_read(gap_s, is_few and bool(trains))
         return is_few
 
     def _deliver_few(self) -> None:
@@ -398,6 +420,9 @@ class PairDriver(Generic[E]):
 
     def next_timer(self) -> float | None:
         return self._first.next_timer()
+
+    def look_again(self, now: float) -> bool:
+        return self._first.look_again(now) or self._second.look_again(now)
 
     @property
     def needs_loop(self) -> bool:

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 from godwit.errors import SocketError
@@ -77,6 +78,8 @@ class UdpSocket:
         self.kernel_drops: int = 0
         """Drops for want of room in the kernel's receive buffer. The count is updated by the next arrival. The kernel
         counts buffers: with GRO a whole train is one."""
+        self.on_train: Callable[[Train, bool], None] | None = None
+        """Called with every train that was received (True) or sent (False), for captures."""
         self._last_kernel_count = 0
         self._ancillary: list[tuple[int, int, bytes]] = []
         self._ancillary_segment_bytes = 0
@@ -139,6 +142,9 @@ class UdpSocket:
                 most_bytes -= len(data)
                 if most_bytes <= 0:
                     break
+        if self.on_train is not None:
+            for train in trains:
+                self.on_train(train, True)
         return trains
 
     def _read_ancillary(self, ancillary: list[tuple[int, int, bytes]], segment_bytes: int) -> int:
@@ -168,6 +174,14 @@ class UdpSocket:
 
         None means that everything was passed to the kernel, or dropped and counted.
         """
+        rest = self._pass_to_kernel(train)
+        if self.on_train is not None:
+            sent_bytes = len(train.data) - (0 if rest is None else len(rest.data))
+            if sent_bytes:
+                self.on_train(Train(train.address, train.data[:sent_bytes], train.segment_bytes), False)
+        return rest
+
+    def _pass_to_kernel(self, train: Train) -> Train | None:
         data = train.data
         segment_bytes = train.segment_bytes
         if 0 < len(data) <= segment_bytes:  # a single datagram, the usual case of a server with many small senders

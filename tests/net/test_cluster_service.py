@@ -16,7 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, content_hash, place_of, wait_until
+from tests.net.cluster_nodes import (
+    PATIENCE_S,
+    Cluster,
+    NodeProcess,
+    content_hash,
+    godwit_command,
+    place_of,
+    wait_until,
+)
 from tests.net.nats_servers import NatsServers, find_program
 from tests.net.postgres_servers import PostgresServers, find_programs
 
@@ -336,13 +344,6 @@ def test_an_older_copy_of_a_folder_catches_up(cluster: Cluster) -> None:
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def godwit_command(*arguments: object, code: int = 0) -> str:
-    command = [sys.executable, "-m", "godwit", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def test_status_handover_and_check(cluster: Cluster) -> None:

@@ -55,12 +55,15 @@ from godwit.cluster.engine import (
 from godwit.cluster.records import (
     APPEND,
     CLAIM,
+    CUT,
     FORMAT,
     RESIGN,
     BrokenLogError,
     Claim,
+    Content,
     CountedRecord,
     Fold,
+    NewerFormatError,
     RecordError,
     Resign,
     checksum_of,
@@ -79,9 +82,11 @@ from godwit.cluster.values import (
     PlannedStep,
     State,
     decode_beat,
+    trim_position,
 )
 from godwit.limits import MIB
 from godwit.store.replica import AppendStep, Place, Step
+from godwit.store.retention import RetentionCut
 from godwit.wire.epochs import EPOCH_ID_BYTES
 
 POLL_S: Final = 1.0
@@ -113,7 +118,7 @@ class _Proposal(msgspec.Struct):
     number: int
     """Of its last part."""
     link: int
-    content: AppendStep | Claim | Resign
+    content: Content
     token: Any
     settled: int = 0
     sent_behind: list[int] = []
@@ -360,11 +365,11 @@ class ClusterNode:
         if self.state == "deposed":
             self._become_standby("its broker is closed")
 
-    def propose(self, step: AppendStep, token: object, now: float) -> None:
-        """Write a commit. When it counts, its step appears in `steps`, with the token."""
+    def propose(self, step: AppendStep | RetentionCut, token: object, now: float) -> None:
+        """Write a commit, or a cut of retention. When it counts, its step appears in `steps`, with the token."""
         if not self.may_propose:
             raise RuntimeError(f"this node is {self.state}: only the active one writes")
-        self._propose(APPEND, self._fold.epoch, step, token, now)
+        self._propose(APPEND if isinstance(step, AppendStep) else CUT, self._fold.epoch, step, token, now)
 
     def resign(self, to: str, now: float) -> None:
         """Hand over to another node; empty: any. Its broker must be closed, and all its proposals applied."""
@@ -434,7 +439,10 @@ class ClusterNode:
             try:
                 self._feed(data, now)
             except BrokenLogError as error:
-                self._stop(f"{error}. Compare the nodes with `godwit cluster check`")
+                advice = (
+                    "" if isinstance(error, NewerFormatError) else ". Compare the nodes with `godwit cluster check`"
+                )
+                self._stop(f"{error}{advice}")
                 return
         if self._proposals:
             self._send(now)
@@ -481,14 +489,9 @@ class ClusterNode:
                 raise BrokenLogError(f"the record at position {place.position:,} is invalid: {error}") from error
         step: Step | None = None
         if isinstance(content, Claim):
-            if content.format > FORMAT:
-                raise BrokenLogError(
-                    f"the node {content.node} writes the format {content.format} of records, and this one knows "
-                    f"{FORMAT}: update this node"
-                )
             step = content.step()
             self._writer = content.writer
-        elif isinstance(content, AppendStep):
+        elif not isinstance(content, Resign):
             step = content
         place = msgspec.structs.replace(place, writer=self._writer)
         self._steps.append(PlannedStep(step, place, None if own is None else own.token, len(counted.body)))
@@ -533,7 +536,7 @@ class ClusterNode:
 
     # -- proposals ----------------------------------------------------------------------------------------------------
 
-    def _propose(self, kind: int, epoch: int, content: AppendStep | Claim | Resign, token: object, now: float) -> None:
+    def _propose(self, kind: int, epoch: int, content: Content, token: object, now: float) -> None:
         last = self._proposals[-1] if self._proposals else None
         number, link = (self._fold.number, self._fold.link) if last is None else (last.number, last.link)
         parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))
@@ -660,16 +663,16 @@ class ClusterNode:
         self._advance(now)
 
     def _trim(self, info: StreamInfo, now: float) -> None:
-        """Delete records that no member needs; beyond the limit also records that an absent one needs."""
         self._trim_at = now + TRIM_S
-        present = [member.beat.applied for member in self.members.values() if now - member.at <= self.config.absent_s]
-        below = min([self._applied.position, *present])  # the last record of a file is kept: it is compared
-        if info.size_bytes > self.config.keep_bytes and info.last >= info.first:
-            size_bytes = info.size_bytes // (info.last - info.first + 1)
-            kept = self.config.keep_bytes // 2 // max(1, size_bytes)
-            below = max(below, min(self._applied.position, info.last - kept))
-        if below > info.first and info.size_bytes > self.config.trim_bytes:
+        applied = [member.beat.applied for member in self.members.values() if now - member.at <= MEMBER_S]
+        below = trim_position(info, self._applied.position, applied, self.config.keep_bytes)
+        if below > info.first:
             self._requests.append(TrimRequest(below))
+        elif info.size_bytes > 2 * self.config.keep_bytes:
+            self._remark_once(
+                f"the replicated log has grown to {info.size_bytes // MIB:,} MiB, because no other node has its first "
+                "records: start the other nodes, before the disks of the engine are full"
+            )
 
     # -- claims -------------------------------------------------------------------------------------------------------
 

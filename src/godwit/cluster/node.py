@@ -73,6 +73,10 @@ from godwit.cluster.records import (
     next_epoch,
 )
 from godwit.cluster.values import (
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
+    MAX_STEPS,
+    MAX_STEPS_BYTES,
     Evidence,
     Heartbeat,
     LogIdentity,
@@ -104,12 +108,6 @@ MAX_MEMBERS: Final = 32
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
 TRIM_S: Final = 5.0
-MAX_KNOWN: Final = 1024
-MAX_KNOWN_BYTES: Final = 256 * MIB
-"""Records that arrived before the ones in front of them. Further ones are dropped and read later."""
-MAX_STEPS: Final = 4096
-MAX_STEPS_BYTES: Final = 64 * MIB
-"""A standby reads no further while this much waits to be applied."""
 
 
 class _Proposal(msgspec.Struct):
@@ -337,7 +335,9 @@ class ClusterNode:
     def handle_applied(self, place: Place) -> None:
         """All steps up to this place are in the file, and synced."""
         self._applied = place
-        self._is_disk_failing = False
+        if self._is_disk_failing:
+            self._is_disk_failing = False
+            self._remark_once("its file can be written again")
         while self._steps and self._steps[0].place.position <= place.position:
             self._steps_bytes -= self._steps.popleft().size_bytes
         if self._claimed is not None and place.position >= self._claimed:
@@ -358,6 +358,8 @@ class ClusterNode:
         self._is_disk_failing = True
         if self.state == "active":
             self._withdraw(text, self._now)
+        else:
+            self._remark_once(f"it cannot store records, which is tried again: {text}")
 
     def handle_closed(self) -> None:
         """After deposed or withdrawn: the broker of this node serves no clients any more."""
@@ -765,17 +767,14 @@ class ClusterNode:
         self._poll_at = now
 
     def _become_active(self) -> None:
-        self._is_closed = False
-        self._is_resigning = False
+        self._is_closed = self._is_resigning = False
         self._head_since = self._answer_at = self._now
         self._requests.append(FollowRequest(None))
         self._set("active", f"this node is active in epoch {self._fold.epoch}")
 
     def _become_standby(self, text: str) -> None:
-        now = self._now
         self._drop_proposals()
-        self._active_at = now
-        self._progress_at = now
+        self._active_at = self._progress_at = self._now
         self._jitter_s = self._draw_jitter()
         self._requests.append(FollowRequest(self._fold.position))
         self._set("standby", text)

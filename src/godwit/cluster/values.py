@@ -19,6 +19,12 @@ EVIDENCE_S: Final = 4.0
 EVIDENCE_SAMPLES: Final = 5
 EVIDENCE_PAUSE_S: Final = 0.4
 MAX_BEAT_BYTES: Final = 2048
+MAX_KNOWN: Final = 1024
+MAX_KNOWN_BYTES: Final = 256 * MIB
+"""Records that arrived before the ones in front of them. Further ones are dropped and read later."""
+MAX_STEPS: Final = 4096
+MAX_STEPS_BYTES: Final = 64 * MIB
+"""A standby reads no further while this much waits to be applied."""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):

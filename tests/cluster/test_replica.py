@@ -134,7 +134,7 @@ def dump(store: ReplicaStore) -> list[object]:
 
 
 def settle(cluster: Cluster, seconds: float = 3.0) -> list[Deletion]:
-    """Let the cluster agree for a while, and return what was deleted."""
+    """Let the cluster agree for a while, and return the deletions."""
     deletions: list[Deletion] = []
     for _ in range(round(seconds / 0.02)):
         cluster.now += 0.02

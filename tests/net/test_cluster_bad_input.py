@@ -45,7 +45,7 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-def has_said(node: NodeProcess, *texts: str) -> bool:
+def has_reported(node: NodeProcess, *texts: str) -> bool:
     return any(all(text in line.get("text", "") for text in texts) for line in node.lines)
 
 
@@ -104,7 +104,7 @@ def test_the_disk_of_the_active_node_is_full(tmp_path: Path) -> None:
         confirmed = asyncio.run(publish(cluster.address, "a", 20, 10))
         ballast = fill(small.data)
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))
-        wait_until(lambda: has_said(small, "is withdrawn", "full"), lambda: small.lines[-5:])
+        wait_until(lambda: has_reported(small, "is withdrawn", "full"), lambda: small.lines[-5:])
         assert cluster.wait_for_active() is not small
         ballast.unlink()
         check(cluster, confirmed)
@@ -120,9 +120,9 @@ def test_the_disk_of_a_standby_is_full(tmp_path: Path) -> None:
         confirmed = asyncio.run(publish(cluster.address, "a", 20, 10))
         ballast = fill(small.data)
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))
-        wait_until(lambda: has_said(small, "it cannot store records, which is tried again", "full"))
+        wait_until(lambda: has_reported(small, "it cannot store records, which is tried again", "full"))
         ballast.unlink()
-        wait_until(lambda: has_said(small, "its file can be written again"))
+        wait_until(lambda: has_reported(small, "its file can be written again"))
         check(cluster, confirmed)
 
 

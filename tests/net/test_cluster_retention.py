@@ -69,7 +69,7 @@ def stored(node: NodeProcess) -> list[bytes]:
 
 
 def test_all_nodes_delete_the_same(servers: NatsServers, tmp_path: Path) -> None:
-    """By the size of a topic, and of the file, while the active node changes. A reader is notified of what it lacks."""
+    """By the size of a topic, and of the file, while the active node changes. A reader is notified of its losses."""
     log = 'max_bytes = "3MB"\n[[log.rule]]\nfilter = "debug"\nmax_bytes = "1MiB"\n'
     cluster = Cluster(tmp_path, servers, log=log)
 

@@ -17,7 +17,7 @@ WHERE first_offset >= ? ORDER BY first_offset LIMIT ?;
 INSERT INTO main.blocks SELECT * FROM source.blocks WHERE first_offset BETWEEN ? AND ? ORDER BY first_offset;
 
 -- name: delete_changed_blocks
--- Those that retention has deleted or rewritten since they were copied.
+-- Blocks that retention has deleted or rewritten since they were copied.
 DELETE FROM main.blocks WHERE NOT EXISTS (
     SELECT 1 FROM source.blocks AS other WHERE other.first_offset = blocks.first_offset
     AND other.end_offset = blocks.end_offset AND other.topics = blocks.topics

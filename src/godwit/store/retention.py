@@ -237,7 +237,7 @@ class Retention:
     # -- by rule ------------------------------------------------------------------------------------------------------
 
     def _plan_due(self, index: int, now_us: int) -> PlannedCut | None:
-        """Plan what is due by one rule. Return None if nothing is."""
+        """Plan the deletion by one rule. Return None if nothing is due."""
         rule = self._rules[index]
         if self._excess_bytes(index) <= 0 and (rule.max_age_s is None or now_us < self._due_us[index]):
             return None

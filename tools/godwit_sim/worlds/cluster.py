@@ -7,10 +7,10 @@ from the engine, from the clients, or from both; the engine loses its majority, 
 and doubles requests and reports.
 
 Checkers that share no code with the product: a fold of their own over the stored records, to which every file must be
-equal at its place, and which must contain a message before its publisher gets the confirm. At the end one node is
-active, everything published is confirmed and was delivered, QoS 2 once and all in order, and the files of all nodes are
-equal. In some seeds retention deletes messages; then those that are left were delivered, and if it deletes for all
-topics alike, the reader was notified of at least as many lost ones as it has not received.
+equal at the position it has reached, and which must contain a message before its publisher gets the confirm. At the end
+one node is active, everything published is confirmed and was delivered, QoS 2 once and all in order, and the files of
+all nodes are equal. In some seeds retention deletes messages; then the remaining ones were delivered, and if it deletes
+for all topics alike, the reader was notified of at least as many lost ones as it has not received.
 
 In some seeds the engine breaks a promise. Then at least one node must be stopped, or nothing is lost; and nodes that
 are not stopped have no different files.
@@ -535,7 +535,7 @@ class ClusterWorld:
         self.network.trace.note(self.network.now, f"stored {position} of {len(data)} bytes")
 
     def check_file(self, name: str, store: ReplicaStore) -> None:
-        """A file must have what the records up to its place have made."""
+        """A file must have the blocks that the records up to its position have made."""
         if self.is_violated:
             return
         expected = self.fold.rows_at(store.place.position)
@@ -543,7 +543,7 @@ class ClusterWorld:
         for row in rows:
             block, entries = expected.pop(row[0], (None, []))
             if list(decode_block(row[6])) != entries if block is None else row != block:
-                raise ViolationError("file", f"the block at offset {row[0]} of {name} is not what the records made")
+                raise ViolationError("file", f"the block at offset {row[0]} of {name} differs from the records")
         if expected:
             raise ViolationError("file", f"the file of {name} lacks {len(expected)} blocks that count")
 

@@ -17,7 +17,7 @@ COUNTS = {
     "so many, so long, so much": (0, 0),
     "told": (0, 41),
     "says, said, heard": (0, 54),
-    "what ... as a noun": (72, 165),
+    "what ... as a noun": (71, 165),
     "gives": (7, 28),
     "who, those that": (20, 23),
     "its place, goes on, stands": (19, 29),

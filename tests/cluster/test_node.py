@@ -33,6 +33,7 @@ from godwit.store.block import encode_blocks
 from godwit.store.replica import AppendStep, Place
 
 IDENTITY = LogIdentity(LOG_ID, 1, b"secret-8", 0)
+KEEP_BYTES = 1 << 20
 
 
 class Driver:
@@ -42,7 +43,7 @@ class Driver:
         self, name: str = "a", place: Place | None = None, *, has_content: bool = False, seed: int = 1
     ) -> None:
         self.now = 100.0
-        config = NodeConfig(name=name, address=f"udp://{name}", trim_bytes=0)
+        config = NodeConfig(name=name, address=f"udp://{name}", keep_bytes=KEEP_BYTES)
         self.node = ClusterNode(
             config,
             place or Place(),
@@ -427,27 +428,29 @@ def test_of_two_nodes_with_one_name_the_later_ones_stop() -> None:
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_no_member_needs_is_trimmed() -> None:
-    driver = Driver()
-    driver.activate()
-    for number in range(2, 8):
-        driver.feed(Stored(number, driver.propose(number)))
-    driver.wait(7.0, beat("b", "standby", position=4, number=4, link=driver.node._history[4][2]), StreamInfo(1, 7, 100))
-    trims = driver.take(TrimRequest)
-    assert trims
-    assert set(trims) == {TrimRequest(4)}
-
-
-def test_more_than_the_limit_is_trimmed_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("size_bytes", "applied", "below"),
+    [
+        (KEEP_BYTES, 11, None),  # nodes that are away, and were never seen, may need them
+        (KEEP_BYTES * 11 // 10, 11, 4),
+        (KEEP_BYTES * 11 // 10, 3, 3),  # a node that runs and is behind
+        (KEEP_BYTES * 22 // 10, 9, 8),
+        (KEEP_BYTES * 22 // 10, 3, 3),  # the only other one
+        (KEEP_BYTES * 22 // 10, 1, None),
+    ],
+)
+def test_records_above_the_limit_are_trimmed(size_bytes: int, applied: int, below: int | None) -> None:
     driver = Driver()
     driver.activate()
     for number in range(2, 12):
         driver.feed(Stored(number, driver.propose(number)))
-    driver.node.members["b"] = Member(Heartbeat("b", b"b", "standby", 1, 0, 0, 0, 0, 0, ""), driver.now + 100)
-    driver.wait(6.0, StreamInfo(1, 11, 4 << 30))
-    trims = driver.take(TrimRequest)
-    assert trims
-    assert trims[-1] == TrimRequest(9)
+    driver.node.members["b"] = Member(Heartbeat("b", b"b", "standby", 1, 0, 0, 0, applied, 0, ""), driver.now + 100)
+    driver.wait(6.0, StreamInfo(1, 11, size_bytes))
+    assert set(driver.take(TrimRequest)) == ({TrimRequest(below)} if below else set())
+    has_remark = any(
+        "because no other node has its first records: start the other nodes" in one for one in driver.texts
+    )
+    assert has_remark == (applied == 1)
 
 
 @given(st.binary(max_size=200))

@@ -6,6 +6,7 @@ import struct
 from contextlib import suppress
 from random import Random
 
+import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 from godwit.cluster.records import (
     APPEND,
     CLAIM,
+    CUT,
     FORMAT,
     MAX_BODY_BYTES,
     OVERHEAD_BYTES,
@@ -23,6 +25,7 @@ from godwit.cluster.records import (
     BrokenLogError,
     Claim,
     Fold,
+    NewerFormatError,
     RecordError,
     Resign,
     checksum_of,
@@ -34,6 +37,7 @@ from godwit.cluster.records import (
 )
 from godwit.store.block import encode_blocks
 from godwit.store.replica import AppendStep, Place
+from godwit.store.retention import BlockCut, RetentionCut
 from godwit.wire import changes as rows
 from godwit.wire.control import Will
 from godwit.wire.epochs import Epoch
@@ -82,6 +86,20 @@ def test_a_claim_and_a_resignation_survive(node: str, offset: int) -> None:
     claim = Claim(FORMAT, node, "udp://a", LOG_ID, offset, SECRET, b"writer-1", offset)
     assert decode_body(CLAIM, encode_body(claim)) == claim
     assert decode_body(RESIGN, encode_body(Resign(node))) == Resign(node)
+
+
+@given(
+    st.lists(st.builds(BlockCut, st.integers(0, 2**63 - 1), st.none() | st.lists(st.text(max_size=9), max_size=3))),
+    st.dictionaries(st.text(max_size=9), st.integers(0, 2**63 - 1), max_size=3),
+)
+def test_a_cut_survives(blocks: list[BlockCut], floors: dict[str, int]) -> None:
+    cut = RetentionCut(blocks, floors)
+    assert decode_body(CUT, encode_body(cut)) == cut
+
+
+def test_a_claim_of_a_newer_format_has_any_other_fields() -> None:
+    with pytest.raises(NewerFormatError, match=f"has the format {FORMAT + 1}, and this version knows {FORMAT}"):
+        decode_body(CLAIM, msgspec.msgpack.encode([FORMAT + 1, {"node": "a"}]))
 
 
 def test_blocks_must_follow_each_other() -> None:
@@ -209,6 +227,18 @@ def test_a_claim_between_parts_drops_them() -> None:
     assert fold.feed(3, one(CLAIM, 2, 3, checksum_of(parts[0]))) is not None
     assert fold.feed(4, parts[1]) is None
     assert (fold.number, fold.void) == (3, 1)
+
+
+def test_a_long_cut_has_parts() -> None:
+    fold, link = begun()
+    body = encode_body(RetentionCut([BlockCut(number, ["t" * 5000]) for number in range(200)], {"#": 9}))
+    parts, _, _ = encode_parts(CUT, 1, 1, link, body)
+    assert len(parts) == 2
+    assert fold.feed(2, parts[0]) is None
+    counted = fold.feed(3, parts[1])
+    assert counted is not None
+    assert (counted.kind, counted.body) == (CUT, body)
+    assert not counted.place.is_resigned
 
 
 def test_nothing_but_a_claim_counts_behind_a_resignation() -> None:

@@ -9,13 +9,16 @@ from random import Random
 import pytest
 from tests.store.entries import make_entry
 
-from godwit.cluster.engine import AppendRefused, AppendRequest, Stored, StreamInfo
-from godwit.cluster.replica import MAX_IN_FLIGHT, CommittedAppend, FailedAppend, Replica
+from godwit.cluster.engine import AppendRefused, AppendRequest, RecordFound, Stored, StreamInfo
+from godwit.cluster.replica import MAX_IN_FLIGHT, AppliedCut, CommittedAppend, FailedAppend, Replica, ReplicaAnswer
 from godwit.cluster.values import NodeConfig
 from godwit.errors import DiskError
+from godwit.limits import KIB
 from godwit.store.replica import ReplicaStore
+from godwit.store.retention import Deletion, Retention, RetentionRule
 from godwit.wire.batch import Entry
 from godwit.wire.changes import TopicRow
+from godwit.wire.retention_floors import BROKER_WIDE
 
 
 class Cluster:
@@ -27,13 +30,14 @@ class Cluster:
         self.replica = Replica(NodeConfig(name="a"), self.store, entropy=Random(1).randbytes, now=0.0)
         self.last = 0
         self.requests: list[AppendRequest] = []
+        self.records: list[bytes] = []
         while self.replica.node.state != "active":
             self.now += 0.25
             self.work()
             self.replica.node.handle(StreamInfo(1, self.last), self.now)
             self.agree()
 
-    def work(self) -> list[CommittedAppend | FailedAppend]:
+    def work(self) -> list[ReplicaAnswer]:
         answers = self.replica.work(self.now)
         requests = self.replica.node.poll_requests()
         self.requests += [request for request in requests if isinstance(request, AppendRequest)]
@@ -43,6 +47,7 @@ class Cluster:
         """Store all records that were sent."""
         for request in self.requests:
             self.last += 1
+            self.records.append(request.data)
             self.replica.node.handle(Stored(self.last, request.data), self.now)
         self.requests.clear()
 
@@ -118,3 +123,88 @@ def test_nothing_is_answered_in_doubt(cluster: Cluster) -> None:
         cluster.now += 0.25
         assert cluster.work() == []
     assert cluster.replica.node.state == "withdrawn"
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+def dump(store: ReplicaStore) -> list[object]:
+    tables = ("blocks", "marks", "epochs", "meta", "state")
+    return [store.connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables]
+
+
+def settle(cluster: Cluster, seconds: float = 3.0) -> list[Deletion]:
+    """Let the cluster agree for a while, and return the deletions."""
+    deletions: list[Deletion] = []
+    for _ in range(round(seconds / 0.02)):
+        cluster.now += 0.02
+        for answer in cluster.work():
+            if isinstance(answer, AppliedCut):
+                deletions += answer.deletions
+        cluster.agree()
+    return deletions
+
+
+def test_retention_deletes_the_same_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """Whole blocks by age and by the size of the file, and topics of blocks that are shared."""
+    payload = bytes(20 * KIB)
+    for number in range(30):
+        entries = [make_entry(payload, topic=topic, received_us=number * 1_000_000) for topic in ("a", "b", "c")]
+        cluster.replica.append(number, entries, [], len(payload))
+        cluster.work()
+        cluster.agree()
+    settle(cluster)
+    rules = [RetentionRule("a", max_bytes=60 * KIB), RetentionRule(max_age_s=10.0, max_bytes=700 * KIB)]
+    cluster.replica.change_retention(Retention(cluster.store, rules), lambda: 29_000_000)
+    deletions = settle(cluster)
+    counted = sum(entry.count for deletion in deletions for _, entry in deletion.entries)
+    left = cluster.store.read(0, 1 << 30).entries
+    assert counted + len(left) == 90
+    assert [entry.topic for _, entry in left].count("a") == 3
+    assert 0 < len(left) < 50
+    assert deletions[-1] == Deletion(None, cluster.store.first_offset, [])
+    assert cluster.store.state().retention_floors[BROKER_WIDE] > 0
+    other = ReplicaStore.open(tmp_path / "other", new_log_id=bytes(16), now_us=1)
+    standby = Replica(NodeConfig(name="b"), other, entropy=Random(2).randbytes, now=0.0)
+    for position, data in enumerate(cluster.records, 1):
+        standby.node.handle(RecordFound(position, data), 0.0)
+    standby.work(0.0)
+    assert dump(other) == dump(cluster.store)
+    other.close()
+    reopened = ReplicaStore.open(tmp_path / "other", new_log_id=bytes(16), now_us=1)
+    assert reopened.place == cluster.store.place
+    reopened.close()
+
+
+def test_retention_waits_for_the_engine_and_ends_with_the_activation(cluster: Cluster) -> None:
+    cluster.replica.append("one", [make_entry(b"1")], [], 1)
+    settle(cluster)
+    cluster.replica.change_retention(Retention(cluster.store, [RetentionRule(max_age_s=1.0)]), lambda: 10**15)
+    cluster.now += 1.0
+    cluster.work()
+    assert len(cluster.requests) == 1  # the floors
+    for _ in range(40):
+        cluster.now += 0.25
+        assert cluster.work() == []
+    assert cluster.replica.node.state == "withdrawn"
+    assert cluster.store.first_offset == 0
+    assert cluster.replica._retention is None
+    assert not cluster.replica.has_cut_in_flight
+
+
+def test_retention_that_cannot_be_planned_is_tried_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.replica.append("one", [make_entry(b"1")], [], 1)
+    settle(cluster)
+    retention = Retention(cluster.store, [RetentionRule(max_age_s=1.0)])
+
+    def fail(now_us: int) -> None:
+        raise DiskError("the disk fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retention, "plan", fail)
+        cluster.replica.change_retention(retention, lambda: 10**15)
+        assert settle(cluster, 0.1) == []
+        assert cluster.replica.retention_problem == "the disk fails"
+    assert settle(cluster) != []
+    assert cluster.replica.retention_problem == ""
+    assert cluster.store.first_offset == 1

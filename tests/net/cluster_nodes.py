@@ -110,6 +110,7 @@ class Cluster:
         *,
         head: str = "",
         more: str = "",
+        log: str = "",
         count: int = 3,
         has_archives: bool = False,
     ) -> None:
@@ -137,7 +138,7 @@ class Cluster:
                     f"n{number + 1}",
                     folder / f"n{number + 1}",
                     f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
-                    f'[log]\ndata = "data"\n[archive]\nlisten = "{archives[number]}"\n'
+                    f'[log]\ndata = "data"\n{log}[archive]\nlisten = "{archives[number]}"\n'
                     f'[cluster]\nname = "test"\nnode = "n{number + 1}"\n{engine}{more}{run}',
                     self.ports[number],
                 )
@@ -178,6 +179,19 @@ class Cluster:
 
 def _places(ports: Sequence[int], scheme: str = "") -> str:
     return json.dumps([f"{scheme}127.0.0.1:{port}" for port in ports])
+
+
+def run_godwit(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "godwit", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def godwit_command(*arguments: object, code: int = 0) -> str:
+    """Run a command, and return its output."""
+    done = run_godwit(*arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def wait_until(is_done: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:

@@ -17,7 +17,16 @@ from pathlib import Path
 
 import pytest
 from tests.metrics.http_client import address_of, get, samples
-from tests.net.cluster_nodes import PATIENCE_S, Cluster, NodeProcess, content_hash, place_of, wait_until
+from tests.net.cluster_nodes import (
+    PATIENCE_S,
+    Cluster,
+    NodeProcess,
+    content_hash,
+    godwit_command,
+    place_of,
+    run_godwit,
+    wait_until,
+)
 from tests.net.nats_servers import NatsServers, find_program
 from tests.net.postgres_servers import PostgresServers, find_programs
 
@@ -337,17 +346,6 @@ def test_an_older_copy_of_a_folder_catches_up(cluster: Cluster) -> None:
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def run_godwit(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "godwit", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-
-def godwit_command(*arguments: object, code: int = 0) -> str:
-    done = run_godwit(*arguments)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def test_status_handover_and_check(cluster: Cluster) -> None:

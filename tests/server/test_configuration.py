@@ -648,7 +648,6 @@ def test_a_cluster_on_postgresql() -> None:
         (f"{CLUSTER}[cluster.run]\nnumber = 4\n{ROUTES}", "cluster.run.number is 4"),
         (f"{CLUSTER}[cluster.run]\nnumber = 1\nroutes = []", "cluster.run.routes must have 3 different addresses"),
         (f"{CLUSTER}[cluster.run]\nnumber = 1", "cluster.run.routes is missing"),
-        (f'{CLUSTER}[log]\nmax_age = "1d"', "a node of a cluster does not have yet"),
         (f"{CLUSTER}single = true", 'cluster.single is for engine = "postgres"'),
         (f'{CLUSTER}engine = "postgres"', "an address that is not postgresql://HOST:PORT/DATABASE"),
         (POSTGRES.replace("db1", "u:secret@db1"), "an address that is not postgresql://HOST:PORT/DATABASE"),

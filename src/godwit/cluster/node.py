@@ -55,12 +55,15 @@ from godwit.cluster.engine import (
 from godwit.cluster.records import (
     APPEND,
     CLAIM,
+    CUT,
     FORMAT,
     RESIGN,
     BrokenLogError,
     Claim,
+    Content,
     CountedRecord,
     Fold,
+    NewerFormatError,
     RecordError,
     Resign,
     checksum_of,
@@ -70,6 +73,10 @@ from godwit.cluster.records import (
     next_epoch,
 )
 from godwit.cluster.values import (
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
+    MAX_STEPS,
+    MAX_STEPS_BYTES,
     Evidence,
     Heartbeat,
     LogIdentity,
@@ -79,9 +86,11 @@ from godwit.cluster.values import (
     PlannedStep,
     State,
     decode_beat,
+    trim_position,
 )
 from godwit.limits import MIB
 from godwit.store.replica import AppendStep, Place, Step
+from godwit.store.retention import RetentionCut
 from godwit.wire.epochs import EPOCH_ID_BYTES
 
 POLL_S: Final = 1.0
@@ -99,12 +108,6 @@ MAX_MEMBERS: Final = 32
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
 TRIM_S: Final = 5.0
-MAX_KNOWN: Final = 1024
-MAX_KNOWN_BYTES: Final = 256 * MIB
-"""Records that arrived before the ones in front of them. Further ones are dropped and read later."""
-MAX_STEPS: Final = 4096
-MAX_STEPS_BYTES: Final = 64 * MIB
-"""A standby reads no further while this much waits to be applied."""
 
 
 class _Proposal(msgspec.Struct):
@@ -113,7 +116,7 @@ class _Proposal(msgspec.Struct):
     number: int
     """Of its last part."""
     link: int
-    content: AppendStep | Claim | Resign
+    content: Content
     token: Any
     settled: int = 0
     sent_behind: list[int] = []
@@ -332,7 +335,9 @@ class ClusterNode:
     def handle_applied(self, place: Place) -> None:
         """All steps up to this place are in the file, and synced."""
         self._applied = place
-        self._is_disk_failing = False
+        if self._is_disk_failing:
+            self._is_disk_failing = False
+            self._remark_once("its file can be written again")
         while self._steps and self._steps[0].place.position <= place.position:
             self._steps_bytes -= self._steps.popleft().size_bytes
         if self._claimed is not None and place.position >= self._claimed:
@@ -353,6 +358,8 @@ class ClusterNode:
         self._is_disk_failing = True
         if self.state == "active":
             self._withdraw(text, self._now)
+        else:
+            self._remark_once(f"it cannot store records, which is tried again: {text}")
 
     def handle_closed(self) -> None:
         """After deposed or withdrawn: the broker of this node serves no clients any more."""
@@ -360,11 +367,11 @@ class ClusterNode:
         if self.state == "deposed":
             self._become_standby("its broker is closed")
 
-    def propose(self, step: AppendStep, token: object, now: float) -> None:
-        """Write a commit. When it counts, its step appears in `steps`, with the token."""
+    def propose(self, step: AppendStep | RetentionCut, token: object, now: float) -> None:
+        """Write a commit, or a cut of retention. When it counts, its step appears in `steps`, with the token."""
         if not self.may_propose:
             raise RuntimeError(f"this node is {self.state}: only the active one writes")
-        self._propose(APPEND, self._fold.epoch, step, token, now)
+        self._propose(APPEND if isinstance(step, AppendStep) else CUT, self._fold.epoch, step, token, now)
 
     def resign(self, to: str, now: float) -> None:
         """Hand over to another node; empty: any. Its broker must be closed, and all its proposals applied."""
@@ -434,7 +441,10 @@ class ClusterNode:
             try:
                 self._feed(data, now)
             except BrokenLogError as error:
-                self._stop(f"{error}. Compare the nodes with `godwit cluster check`")
+                advice = (
+                    "" if isinstance(error, NewerFormatError) else ". Compare the nodes with `godwit cluster check`"
+                )
+                self._stop(f"{error}{advice}")
                 return
         if self._proposals:
             self._send(now)
@@ -481,14 +491,9 @@ class ClusterNode:
                 raise BrokenLogError(f"the record at position {place.position:,} is invalid: {error}") from error
         step: Step | None = None
         if isinstance(content, Claim):
-            if content.format > FORMAT:
-                raise BrokenLogError(
-                    f"the node {content.node} writes the format {content.format} of records, and this one knows "
-                    f"{FORMAT}: update this node"
-                )
             step = content.step()
             self._writer = content.writer
-        elif isinstance(content, AppendStep):
+        elif not isinstance(content, Resign):
             step = content
         place = msgspec.structs.replace(place, writer=self._writer)
         self._steps.append(PlannedStep(step, place, None if own is None else own.token, len(counted.body)))
@@ -533,7 +538,7 @@ class ClusterNode:
 
     # -- proposals ----------------------------------------------------------------------------------------------------
 
-    def _propose(self, kind: int, epoch: int, content: AppendStep | Claim | Resign, token: object, now: float) -> None:
+    def _propose(self, kind: int, epoch: int, content: Content, token: object, now: float) -> None:
         last = self._proposals[-1] if self._proposals else None
         number, link = (self._fold.number, self._fold.link) if last is None else (last.number, last.link)
         parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))
@@ -660,16 +665,16 @@ class ClusterNode:
         self._advance(now)
 
     def _trim(self, info: StreamInfo, now: float) -> None:
-        """Delete records that no member needs; beyond the limit also records that an absent one needs."""
         self._trim_at = now + TRIM_S
-        present = [member.beat.applied for member in self.members.values() if now - member.at <= self.config.absent_s]
-        below = min([self._applied.position, *present])  # the last record of a file is kept: it is compared
-        if info.size_bytes > self.config.keep_bytes and info.last >= info.first:
-            size_bytes = info.size_bytes // (info.last - info.first + 1)
-            kept = self.config.keep_bytes // 2 // max(1, size_bytes)
-            below = max(below, min(self._applied.position, info.last - kept))
-        if below > info.first and info.size_bytes > self.config.trim_bytes:
+        applied = [member.beat.applied for member in self.members.values() if now - member.at <= MEMBER_S]
+        below = trim_position(info, self._applied.position, applied, self.config.keep_bytes)
+        if below > info.first:
             self._requests.append(TrimRequest(below))
+        elif info.size_bytes > 2 * self.config.keep_bytes:
+            self._remark_once(
+                f"the replicated log has grown to {info.size_bytes // MIB:,} MiB, because no other node has its first "
+                "records: start the other nodes, before the disks of the engine are full"
+            )
 
     # -- claims -------------------------------------------------------------------------------------------------------
 
@@ -762,17 +767,14 @@ class ClusterNode:
         self._poll_at = now
 
     def _become_active(self) -> None:
-        self._is_closed = False
-        self._is_resigning = False
+        self._is_closed = self._is_resigning = False
         self._head_since = self._answer_at = self._now
         self._requests.append(FollowRequest(None))
         self._set("active", f"this node is active in epoch {self._fold.epoch}")
 
     def _become_standby(self, text: str) -> None:
-        now = self._now
         self._drop_proposals()
-        self._active_at = now
-        self._progress_at = now
+        self._active_at = self._progress_at = self._now
         self._jitter_s = self._draw_jitter()
         self._requests.append(FollowRequest(self._fold.position))
         self._set("standby", text)

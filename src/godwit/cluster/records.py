@@ -23,12 +23,13 @@ Kinds, with their bodies, which are MessagePack arrays:
     append (2)  [blocks, changes]: a commit of the active broker. A block is an array of the fields of BlockRow, a
                 change is [number of its type in _CHANGES, its fields]
     resign (3)  the fields of Resign: the active broker hands over. Only a claim counts behind it
+    cut (4)     the fields of RetentionCut: the active broker deletes messages by its rules of retention. Since format 2
 
-The fold. A part of an append or a resign counts if its epoch is the current one and is not resigned, its number is the
-next one and its link is the checksum before. A claim counts if its epoch is higher than the current one, and number and
-link continue the records that count so far. Of two rival claims the first one in the log counts; the other one does
-not continue. All other records are void, for every node and for ever. A claim behind the first parts of a long record
-makes these parts void: they are not applied. No clock and no lease takes part in this.
+The fold. A part of an append, a cut or a resign counts if its epoch is the current one and is not resigned, its number
+is the next one and its link is the checksum before. A claim counts if its epoch is higher than the current one, and
+number and link continue the records that count so far. Of two rival claims the first one in the log counts; the other
+one does not continue. All other records are void, for every node and for ever. A claim behind the first parts of a long
+record makes these parts void: they are not applied. No clock and no lease takes part in this.
 
 So a deposed broker cannot write: its records have an old epoch. A record that is sent twice counts once: the second has
 an old number. A record behind one that was lost on the way is void too, and its writer sends both again.
@@ -47,6 +48,7 @@ from crc32c import crc32c
 from godwit.limits import KIB, MIB
 from godwit.store.block import SECRET_BYTES, BlockRow
 from godwit.store.replica import AppendStep, ClaimStep, Place
+from godwit.store.retention import RetentionCut
 from godwit.store.state import LogMeta
 from godwit.wire import changes as rows
 from godwit.wire.changes import Change
@@ -55,8 +57,9 @@ from godwit.wire.epochs import EpochId
 CLAIM: Final = 1
 APPEND: Final = 2
 RESIGN: Final = 3
+CUT: Final = 4
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The version of records that this program writes. A claim names it; a node that knows only older ones stops."""
 PART_BYTES: Final = 768 * KIB
 """With header and headers of the engine this is below 1 MiB, the longest message that NATS allows by default."""
@@ -76,6 +79,10 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class BrokenLogError(Exception):
     """The replicated log differs from the records that nodes have written. The text is a sentence for the operator."""
+
+
+class NewerFormatError(BrokenLogError):
+    """A node of a newer version has written the record. The text is a sentence for the operator."""
 
 
 class RecordError(Exception):
@@ -105,11 +112,20 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
         return ClaimStep(LogMeta(self.log_id, self.created_us, self.secret), self.writer, self.next_offset)
 
 
+class _ClaimFormat(msgspec.Struct, frozen=True, array_like=True):
+    """The first field of a claim, which is the same in all formats."""
+
+    format: Count
+
+
 class Resign(msgspec.Struct, frozen=True, array_like=True):
     """The active broker hands over."""
 
     to: Name = ""
     """The node that shall be the next; empty for any."""
+
+
+Content: TypeAlias = AppendStep | Claim | Resign | RetentionCut
 
 
 class _Append(msgspec.Struct, frozen=True, array_like=True):
@@ -146,11 +162,13 @@ _DECODERS: Final[tuple[Callable[[msgspec.Raw], Any], ...]] = tuple(
 )
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_append: Final = msgspec.msgpack.Decoder(_Append).decode
+_decode_format: Final = msgspec.msgpack.Decoder(_ClaimFormat).decode
 _decode_claim: Final = msgspec.msgpack.Decoder(Claim).decode
 _decode_resign: Final = msgspec.msgpack.Decoder(Resign).decode
+_decode_cut: Final = msgspec.msgpack.Decoder(RetentionCut).decode
 
 
-def encode_body(value: AppendStep | Claim | Resign) -> bytes:
+def encode_body(value: Content) -> bytes:
     """Return the body of a record."""
     if not isinstance(value, AppendStep):
         return _encode(value)
@@ -162,13 +180,25 @@ def encode_body(value: AppendStep | Claim | Resign) -> bytes:
     )
 
 
-def decode_body(kind: int, body: bytes) -> AppendStep | Claim | Resign:
-    """Return the content of a record. Raise RecordError if it is not what the kind requires."""
+def decode_body(kind: int, body: bytes) -> Content:
+    """Return the content of a record.
+
+    Raises:
+        RecordError: It is not what the kind requires.
+        NewerFormatError: It is a claim of a newer version.
+    """
     try:
         if kind == CLAIM:
+            if (found_format := _decode_format(body).format) > FORMAT:
+                raise NewerFormatError(
+                    f"the replicated log has the format {found_format}, and this version knows {FORMAT}: update this "
+                    "node"
+                )
             return _decode_claim(body)
         if kind == RESIGN:
             return _decode_resign(body)
+        if kind == CUT:
+            return _decode_cut(body)
         if kind != APPEND:
             raise RecordError(f"its kind is {kind}")
         found = _decode_append(body)
@@ -258,6 +288,8 @@ class Fold:
         self.is_resigned = place.is_resigned
         self.void = 0
         """How many records were fed that do not count."""
+        self._kind = 0
+        """Of the record whose first parts are known."""
         self._parts: list[bytes] = []
         self._parts_bytes = 0
 
@@ -279,16 +311,18 @@ class Fold:
         if not self._counts(part):
             self.void += 1
             return None
-        if part.kind not in (CLAIM, APPEND, RESIGN) or (part.has_more and part.kind != APPEND):
-            raise BrokenLogError(
+        if not CLAIM <= part.kind <= CUT or (part.has_more and part.kind in (CLAIM, RESIGN)):
+            raise NewerFormatError(
                 f"the record at position {position:,} of the replicated log is of the kind {part.kind}, which this "
                 "version does not know: update this node"
             )
         self.epoch, self.number, self.link = part.epoch, part.number, part.checksum
-        if part.kind != APPEND:  # it ends a record whose other parts never came
+        if part.kind in (CLAIM, RESIGN):
+            self.is_resigned = part.kind == RESIGN
+        if part.kind in (CLAIM, RESIGN) or part.kind != self._kind:  # it ends a record whose other parts never came
             self._parts.clear()
             self._parts_bytes = 0
-            self.is_resigned = part.kind == RESIGN
+            self._kind = part.kind
         self._parts_bytes += len(part.body)
         if self._parts_bytes > MAX_BODY_BYTES:
             raise BrokenLogError(f"the record that ends at position {position:,} of the replicated log is too long")

@@ -5,6 +5,9 @@
 The engine comes first, then the file, then the answer. A file is therefore never ahead of the replicated log, and a
 confirmed message is on the disks of a majority of the engine's servers and on that of the active broker.
 
+Retention is planned here, on the file of the active node, and deletes on all of them: a cut is proposed like an append.
+One is in flight at a time, because the next one is planned on the file that it leaves.
+
 `work` does everything that is due. It is synchronous: a transaction of the file is awaited.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +26,7 @@ from godwit.limits import MIB
 from godwit.store.block import encode_blocks
 from godwit.store.port import Change, Entry
 from godwit.store.replica import AppendStep, ForeignLogError, ReplicaStore
+from godwit.store.retention import Deletion, PlannedCut, Retention
 
 MAX_IN_FLIGHT: Final = 4
 """More proposals would hardly be quicker, and make the wait of a reconnecting client longer."""
@@ -30,6 +34,10 @@ GROUP_BYTES: Final = 16 * MIB
 """Maximum size of a proposal, plus one append."""
 RETRY_S: Final = 1.0
 """Time until a file that could not be written is tried again."""
+RETENTION_S: Final = 0.2
+"""How often retention checks the file."""
+CUT_PAUSE_S: Final = 0.05
+"""Pause between two cuts, so that commits wait for few of them."""
 
 
 class CommittedAppend(msgspec.Struct, frozen=True):
@@ -44,6 +52,20 @@ class FailedAppend(msgspec.Struct, frozen=True):
 
     token: Any
     text: str
+
+
+class AppliedCut(msgspec.Struct, frozen=True):
+    """A cut of retention that is in the replicated log and in the file."""
+
+    deletions: list[Deletion]
+
+
+ReplicaAnswer: TypeAlias = CommittedAppend | FailedAppend | AppliedCut
+
+
+class _ProposedCut(msgspec.Struct, frozen=True):
+    planned: PlannedCut
+    retention: Retention
 
 
 class _QueuedAppend(msgspec.Struct, frozen=True):
@@ -69,6 +91,12 @@ class Replica:
         self._is_alone = False
         """Whether each append is proposed alone and awaited, because one of them cannot be encoded."""
         self._retry_at: float | None = None
+        self._retention: Retention | None = None
+        self._log_time_us: Callable[[], int] = lambda: 0
+        self._cut_at = now
+        self.has_cut_in_flight = False
+        self.retention_problem = ""
+        """Why retention could not be planned last; empty if it could."""
 
     def _identity(self) -> LogIdentity:
         meta = self.store.meta
@@ -82,20 +110,34 @@ class Replica:
     def next_timer(self) -> float:
         """Return when `work` is needed, if nothing else happens before."""
         due = self.node.next_timer()
+        if self._may_cut:
+            due = min(due, self._cut_at)
         return due if self._retry_at is None else min(due, self._retry_at)
+
+    def change_retention(self, retention: Retention | None, log_time_us: Callable[[], int] = lambda: 0) -> None:
+        """Replace the retention of the active broker; None: nothing is deleted. It ends when the node is not active.
+
+        Args:
+            retention: Of the store of this replica.
+            log_time_us: Returns the time by which the ages of messages are measured.
+        """
+        self._retention, self._log_time_us = retention, log_time_us
+        self._cut_at = 0.0
+        self.retention_problem = ""
 
     def append(self, token: object, entries: Sequence[Entry], changes: Sequence[Change], size_bytes: int) -> None:
         """Queue an append of the active broker. It is reported by `work` when it is committed, else never."""
         self._queue.append(_QueuedAppend(token, entries, changes, size_bytes))
 
-    def work(self, now: float) -> list[CommittedAppend | FailedAppend]:
+    def work(self, now: float) -> list[ReplicaAnswer]:
         """Run timers, propose queued appends, and apply everything that counts. Return the answers, in their order."""
         node = self.node
         node.handle_timers(now)
-        answers: list[CommittedAppend | FailedAppend] = [*self._apply(now)]
+        answers = self._apply(now)
         if node.state != "active":
             self._queue.clear()
-            self._is_writing = False
+            self._is_writing = self.has_cut_in_flight = False
+            self._retention = None
             return []
         if not self._is_writing:
             self._is_writing = True
@@ -113,7 +155,26 @@ class Replica:
                 self._is_alone = not self._is_alone  # one of a group is the cause: then they are proposed one by one
         if not self._queue:
             self._is_alone = False
+        if self._retention is not None and self._may_cut and now >= self._cut_at:
+            self._propose_cut(self._retention, now)
         return answers
+
+    @property
+    def _may_cut(self) -> bool:
+        return self._retention is not None and self.node.may_propose and not self.has_cut_in_flight
+
+    def _propose_cut(self, retention: Retention, now: float) -> None:
+        try:
+            planned = retention.plan(self._log_time_us())
+        except StorageError as error:
+            self.retention_problem = str(error)
+            self._cut_at = now + RETRY_S
+            return
+        self.retention_problem = ""
+        self._cut_at = now + (RETENTION_S if planned is None else CUT_PAUSE_S)
+        if planned is not None and planned.cut is not None:
+            self.has_cut_in_flight = True
+            self.node.propose(planned.cut, [_ProposedCut(planned, retention)], now)
 
     def _next_group(self) -> list[_QueuedAppend]:
         group = [self._queue.popleft()]
@@ -135,9 +196,9 @@ class Replica:
         self.node.propose(AppendStep(rows, changes), answers, now)
         self._next_offset = offset
 
-    def _apply(self, now: float) -> list[CommittedAppend]:
+    def _apply(self, now: float) -> list[ReplicaAnswer]:
         node = self.node
-        committed: list[CommittedAppend] = []
+        answers: list[ReplicaAnswer] = []
         if self._retry_at is not None:
             if now < self._retry_at:
                 return []
@@ -153,6 +214,12 @@ class Replica:
                 break
             else:
                 for one in steps:
-                    committed += one.token or ()
+                    for token in one.token or ():
+                        answers.append(self._finish(token) if isinstance(token, _ProposedCut) else token)
                 node.handle_applied(steps[-1].place)
-        return committed
+        return answers
+
+    def _finish(self, cut: _ProposedCut) -> AppliedCut:
+        self.has_cut_in_flight = False
+        deletions = cut.retention.finish(cut.planned)
+        return AppliedCut([*deletions, Deletion(None, self.store.first_offset, [])] if deletions else [])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.cluster.engine import StreamInfo
 from godwit.cluster.records import Count, Name
 from godwit.limits import MIB
 from godwit.store.replica import Place, Step
@@ -17,6 +19,12 @@ EVIDENCE_S: Final = 4.0
 EVIDENCE_SAMPLES: Final = 5
 EVIDENCE_PAUSE_S: Final = 0.4
 MAX_BEAT_BYTES: Final = 2048
+MAX_KNOWN: Final = 1024
+MAX_KNOWN_BYTES: Final = 256 * MIB
+"""Records that arrived before the ones in front of them. Further ones are dropped and read later."""
+MAX_STEPS: Final = 4096
+MAX_STEPS_BYTES: Final = 64 * MIB
+"""A standby reads no further while this much waits to be applied."""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +38,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A standby claims after this time without a sign of the active broker."""
     withdraw_s: float = 6.0
     """The active broker closes its connections after this time without an answer of the engine."""
-    absent_s: float = 3600.0
-    """The records that a member needs are kept for this time of its absence."""
-    trim_bytes: int = 64 * MIB
-    """A smaller replicated log is not trimmed."""
     keep_bytes: int = 2048 * MIB
-    """The size of the replicated log above which it is trimmed even if a member needs the records."""
+    """The size of the replicated log above which it is trimmed. It serves nodes that were away."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +75,26 @@ def decode_beat(data: bytes) -> Heartbeat | None:
         return msgspec.msgpack.decode(data, type=Heartbeat)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def trim_position(info: StreamInfo, own: int, others: Sequence[int], keep_bytes: int) -> int:
+    """Return the position below which records are deleted, so that nodes that are away find the last `keep_bytes`.
+
+    A record that only the active node has is never deleted: its disk would have the only copy. All nodes that run get
+    time to catch up, until there are twice as many bytes.
+
+    Args:
+        info: The first and last position of the records, and their size.
+        own: The position of the file of the active node.
+        others: Those of the other nodes that run.
+        keep_bytes: The limit.
+    """
+    if info.size_bytes <= keep_bytes or not others:
+        return 0
+    average_bytes = max(1, info.size_bytes // max(1, info.last - info.first + 1))
+    needed = min(others) if info.size_bytes <= 2 * keep_bytes else max(others)
+    # The last record of a file is kept: it is compared.
+    return min(own, needed, info.last - keep_bytes * 3 // 4 // average_bytes)
 
 
 class NodeEvent(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from godwit.cluster.records import (
     CLAIM,
     FORMAT,
     Claim,
+    NewerFormatError,
     RecordError,
     checksum_of,
     decode_body,
@@ -386,7 +387,7 @@ def _decode_claim(data: bytes) -> Claim | None:
     try:
         part = decode_part(data)
         content = decode_body(part.kind, part.body)
-    except RecordError:
+    except (RecordError, NewerFormatError):
         return None
     return content if isinstance(content, Claim) else None
 

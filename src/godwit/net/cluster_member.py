@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from godwit.broker.effects import Committed, Failed, Notice
+from godwit.broker.effects import Committed, Failed, Losing, Notice
 from godwit.cluster.engine import (
     Beat,
     BeatRequest,
@@ -36,17 +36,17 @@ from godwit.cluster.engine import (
     Stored,
 )
 from godwit.cluster.node import MEMBER_S
-from godwit.cluster.replica import CommittedAppend, FailedAppend, Replica
+from godwit.cluster.replica import AppliedCut, FailedAppend, Replica, ReplicaAnswer
 from godwit.cluster.values import MAX_BEAT_BYTES, Heartbeat, NodeConfig, State
 from godwit.errors import GodwitError
 from godwit.metrics.distribution import BYTES, COUNTS, SECONDS, Distribution
 from godwit.net.checkpoints import Checkpoints
-from godwit.net.durable_log import LOG_ID_BYTES, ThreadedLog
+from godwit.net.durable_log import LOG_ID_BYTES, LogClock, ThreadedLog
 from godwit.net.log_writer import Answer, PendingAppend, text_of
 from godwit.store.folder import DataFolder
 from godwit.store.reader import LogReader
 from godwit.store.replica import ReplicaStore
-from godwit.store.retention import RetentionRule
+from godwit.store.retention import Retention, RetentionRule
 from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
@@ -143,6 +143,12 @@ class _Detach(NamedTuple):
     writer: ClusterWriter
 
 
+class _NewRules(NamedTuple):
+    writer: ClusterWriter
+    rules: Sequence[RetentionRule]
+    hold: Callable[[], int | None]
+
+
 class _Resign(NamedTuple):
     to: str
 
@@ -155,7 +161,7 @@ class _End(NamedTuple):
     """End the thread."""
 
 
-_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _Resign | _Closed | _End
+_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _NewRules | _Resign | _Closed | _End
 
 
 class ClusterWriter:
@@ -210,20 +216,26 @@ class ReplicatedLog:
         self,
         member: ClusterMember,
         snapshot: LogSnapshot,
+        rules: Sequence[RetentionRule],
         *,
         wake: Callable[[], None],
         on_notice: Callable[[Notice], None],
+        hold_from: int | None = None,
     ) -> None:
+        """Open a reader, and begin with retention. See godwit.net.durable_log.DurableLog for the arguments."""
         self._member = member
         self.folder = member.folder
         self.reset_key = member.reset_key
         self.last_received_us = snapshot.last_received_us
         self.findings: list[str] = []
-        self.hold_from: int | None = None
+        self.hold_from = hold_from
         reader = LogReader.open(member.folder.log_path)
-        self.log = ThreadedLog(
-            snapshot, reader, lambda answer: ClusterWriter(member, answer), wake=wake, on_notice=on_notice
-        )
+        self.log = ThreadedLog(snapshot, reader, self._new_writer, wake=wake, on_notice=on_notice)
+        self.change_rules(rules)
+
+    def _new_writer(self, answer: Callable[[list[Answer]], None]) -> ClusterWriter:
+        self._writer = ClusterWriter(self._member, answer)
+        return self._writer
 
     def __str__(self) -> str:
         return f"log in {self.folder.path}: the next message has offset {self.log.next_offset}"
@@ -234,7 +246,8 @@ class ReplicatedLog:
         return self._member.status
 
     def change_rules(self, rules: Sequence[RetentionRule]) -> None:
-        """Do nothing: a node has no retention."""
+        """Replace the rules of retention."""
+        self._member.post(_NewRules(self._writer, rules, lambda: self.hold_from))
 
     async def close(self) -> None:
         """Wait until all appends are answered, as far as they can be, and detach the writer."""
@@ -299,6 +312,8 @@ class ClusterMember:
         self._read_bytes = 0
         """Bytes of records that were read and may not be applied yet."""
         self._status_at = 0.0
+        self._clock = LogClock(self.store)
+        self._retention_problem = ""
         self._checkpoint_problem = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="godwit-cluster", daemon=True)
@@ -393,7 +408,11 @@ class ClusterMember:
                 item = None
         if item is not None:
             self._handle(item, now)
+        if self._writer is not None and replica.has_cut_in_flight:
+            self._writer.has_reported_all.clear()  # a reader of this node may see its effects from now on
         self._on_answers(replica.work(now))
+        if self._writer is not None:
+            self._writer.has_reported_all.set()
         self._resign_if_due(now)
         assert self._engine is not None
         self._engine.send(node.poll_requests())
@@ -403,6 +422,12 @@ class ClusterMember:
             self._read_bytes = 0
         self._detach_if_due(now)
         self._report(now)
+        if (problem := replica.retention_problem) != self._retention_problem:
+            self._retention_problem = problem
+            if problem:
+                self._on_notice(
+                    Notice("warning", f"old messages could not be deleted, which is tried again: {problem}")
+                )
         if self._inbox.empty():
             self._maintain(now)
 
@@ -412,6 +437,9 @@ class ClusterMember:
             self._on_append(item)
         elif isinstance(item, _Detach):
             self._detaching, self._detach_by = item.writer, now + self.config.withdraw_s
+            self._replica.change_retention(None)
+        elif isinstance(item, _NewRules):
+            self._on_rules(item)
         elif isinstance(item, _Resign):
             self._resigning = item.to
         elif isinstance(item, _Closed):
@@ -439,30 +467,43 @@ class ClusterMember:
         self._queued.append(item)
         self._replica.append(item, append.effect.entries, append.effect.changes, append.size_bytes)
 
-    def _on_answers(self, answers: Sequence[CommittedAppend | FailedAppend]) -> None:
+    def _on_rules(self, item: _NewRules) -> None:
+        if item.writer.ended.is_set() or self._detaching is not None or self._replica.node.state != "active":
+            return
+        self._writer = item.writer
+        retention = Retention(self.store, item.rules, item.hold) if item.rules else None
+        self._replica.change_retention(retention, lambda: self._clock.at(time.time_ns() // 1000))
+
+    def _on_answers(self, answers: Sequence[ReplicaAnswer]) -> None:
         if self._replica.node.state != "active":
             self._queued.clear()
         if not answers or self._writer is None:
             return
         writer = self._writer
         found: list[Answer] = []
-        began = self._queued[0].at
-        size_bytes = messages = 0
+        began = self._queued[0].at if self._queued else None
+        committed = size_bytes = messages = 0
         for answer in answers:
+            if isinstance(answer, AppliedCut):
+                for deletion in answer.deletions:
+                    writer.deleted_messages += sum([entry.count for _, entry in deletion.entries])
+                    found.append(Losing(deletion.entries, deletion.floor, deletion.pattern))
+                continue
             item = self._queued.popleft()
             if isinstance(answer, FailedAppend):
                 writer.failed_era = item.append.era
                 writer.failures += 1
                 found.append(Failed(answer.text, is_lasting=True))
                 continue
+            committed += 1
             size_bytes += item.append.size_bytes
             messages += sum([entry.count for entry in item.append.effect.entries])
             found.append(Committed(answer.first_offset))
-        now = time.monotonic()
-        writer.commits += 1
-        writer.commit_seconds.observe(now - began)
-        writer.commit_bytes.observe(size_bytes)
-        writer.commit_messages.observe(messages)
+        if began is not None and committed:
+            writer.commits += 1
+            writer.commit_seconds.observe(time.monotonic() - began)
+            writer.commit_bytes.observe(size_bytes)
+            writer.commit_messages.observe(messages)
         writer.busy_since = self._queued[0].at if self._queued else None
         writer.answer(found)
 
@@ -564,6 +605,7 @@ class ClusterMember:
     def _close(self) -> None:
         for writer in (self._writer, self._detaching):
             if writer is not None:
+                writer.has_reported_all.set()
                 writer.ended.set()
         if self._engine is not None:
             self._engine.close()

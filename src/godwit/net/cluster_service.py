@@ -38,6 +38,7 @@ from godwit.server.cluster_configuration import ClusterSection
 from godwit.server.configuration import Configuration
 from godwit.server.server import endpoint_config
 from godwit.store.folder import DataFolder
+from godwit.store.retention import RetentionRule
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Address, Event
 
@@ -121,9 +122,17 @@ class _ActiveParts:
         self.sockets = sockets
         self.archive = archive
 
-    def open_log(self, *, wake: Callable[[], None], on_notice: Callable[[Notice], None]) -> ReplicatedLog:
-        assert self._member.snapshot is not None
-        return ReplicatedLog(self._member, self._member.snapshot, wake=wake, on_notice=on_notice)
+    def open_log(
+        self,
+        rules: Sequence[RetentionRule],
+        *,
+        wake: Callable[[], None],
+        on_notice: Callable[[Notice], None],
+        hold_from: int | None,
+    ) -> ReplicatedLog:
+        snapshot = self._member.snapshot
+        assert snapshot is not None
+        return ReplicatedLog(self._member, snapshot, rules, wake=wake, on_notice=on_notice, hold_from=hold_from)
 
 
 class ClusterService:

@@ -394,7 +394,7 @@ class DurableLog:
             _logger.warning("recovery of the log in %s: %s", path, finding)
         self.last_received_us = self._store.last_received_us
         """When its newest message arrived. The time of the log never goes backwards."""
-        self._clock = _LogClock(self._store)
+        self._clock = LogClock(self._store)
         self.hold_from = hold_from
         """Retention deletes nothing from this offset on; None: no limit. It is read in the writer's thread."""
         self._writer: LogWriter
@@ -441,7 +441,7 @@ def open_folder(folder: DataFolder) -> None:
     folder.open()
 
 
-class _LogClock:
+class LogClock:
     """The time of the log, by which the ages of messages are measured: it always advances, and never goes backwards.
 
     If the system's clock was ahead once, the messages received since have times from there on. By the corrected system
@@ -468,7 +468,7 @@ class _RetentionSteps:
         self,
         store: SqliteStore,
         rules: Sequence[RetentionRule],
-        clock: _LogClock,
+        clock: LogClock,
         hold: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._store = store

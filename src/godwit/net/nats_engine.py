@@ -307,8 +307,7 @@ class NatsEngine(EngineThread):
             elif isinstance(request, BeatRequest):
                 await client.publish(settings.beat_subject, request.data)
             elif isinstance(request, InfoRequest):
-                state = (await stream.stream_info(settings.stream)).state
-                self._report(StreamInfo(max(1, state.first_seq), state.last_seq, state.bytes))
+                self._report(await self._info(stream))
             elif isinstance(request, RecordRequest):
                 await self._read(stream, request.position)
             elif isinstance(request, TrimRequest):
@@ -327,12 +326,20 @@ class NatsEngine(EngineThread):
         elif found.get("stream") == self._settings.stream and not found.get("duplicate"):
             self._report(Stored(int(found["seq"]), request.data))
 
+    async def _info(self, stream: JetStreamContext) -> StreamInfo:
+        """Return how far the records reach. A stream that was deleted has none, which stops the node after a while."""
+        try:
+            state = (await stream.stream_info(self._settings.stream)).state
+        except NotFoundError:
+            return StreamInfo(1, 0)
+        return StreamInfo(max(1, state.first_seq), state.last_seq, state.bytes)
+
     async def _read(self, stream: JetStreamContext, position: int) -> None:
         try:
             found = await stream.get_msg(self._settings.stream, position)
         except NotFoundError:
-            state = (await stream.stream_info(self._settings.stream)).state
-            self._report(Missing(position, max(1, state.first_seq), state.last_seq))
+            info = await self._info(stream)
+            self._report(Missing(position, info.first, info.last))
         else:
             self._report(RecordFound(position, found.data or b""))
 

@@ -56,6 +56,7 @@ from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
+from godwit.store.retention import RetentionRule
 from godwit.transport.events import Address, Train
 
 if TYPE_CHECKING:
@@ -107,8 +108,15 @@ class ActiveNode(Protocol):
     """The broker closes them."""
     archive: BrokerArchive
 
-    def open_log(self, *, wake: Callable[[], None], on_notice: Callable[[Notice], None]) -> BrokerLog:
-        """Return the log, for one broker."""
+    def open_log(
+        self,
+        rules: Sequence[RetentionRule],
+        *,
+        wake: Callable[[], None],
+        on_notice: Callable[[Notice], None],
+        hold_from: int | None,
+    ) -> BrokerLog:
+        """Return the log, for one broker. See godwit.net.durable_log.DurableLog for the arguments."""
 
 
 class Service:
@@ -303,8 +311,12 @@ class Service:
 
     def _open_log(self) -> Log:
         configuration = self.configuration
+        # Until the bridges run, nothing is known of what their hubs have.
+        hold_from = 0 if any(section.hold for section in configuration.bridges) else None
         if self._node is not None:
-            self._durable = self._node.open_log(wake=self._waker(), on_notice=self._write_notice)
+            self._durable = self._node.open_log(
+                configuration.retention, wake=self._waker(), on_notice=self._write_notice, hold_from=hold_from
+            )
             return self._durable.log
         if configuration.data is None:
             return MemoryLog(MemoryStore(configuration.settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES)))
@@ -314,8 +326,7 @@ class Service:
             now_us=self._wall_clock_us(),
             wake=self._waker(),
             on_notice=self._write_notice,
-            # Until the bridges run, nothing is known of what their hubs have.
-            hold_from=0 if any(section.hold for section in configuration.bridges) else None,
+            hold_from=hold_from,
         )
         return self._durable.log
 

@@ -373,9 +373,6 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     )
     data = read_path(source, ("log", "data"), file.log.data, folder)
     retention = _retention(file.log, source)
-    if retention and file.cluster is not None:
-        text = "log has rules of retention, which a node of a cluster does not have yet: leave max_age and max_bytes"
-        raise source.error(("log",), text)
     # Listeners with TLS use the certificate of the broker, unless they have their own.
     for other in (file.archive, file.mqtt):
         if other is not None and other.certificate is None and other.key is None:

@@ -225,10 +225,11 @@ class _Copy:
         return pieces > 1
 
     def _finish(self) -> None:
-        """Copy the newest blocks and the other tables, as of one commit."""
+        """Copy the newest blocks and the other tables, so that the copy is the log as of one commit."""
         connection = self._connection
         with transaction(connection):
-            connection.execute(_SQL["copy_last_blocks"], (self._next_offset,))
+            connection.execute(_SQL["delete_changed_blocks"])
+            connection.execute(_SQL["copy_missing_blocks"])
             for table in tables():
                 if table != BLOCKS:
                     connection.execute(f'INSERT INTO main."{table}" SELECT * FROM source."{table}"')

@@ -1,8 +1,8 @@
 """A log's file as a replica: it is made of the steps of a replicated log, and stores how far it has followed them.
 
-A step is one record of the cluster that counts (godwit.cluster.records): blocks and state changes, or a claim, with
-which a broker becomes the active one. Steps are applied in order, many in one transaction, together with the place
-behind the last one. All files at one place are therefore equal, row by row.
+A step is one record of the cluster that counts (godwit.cluster.records): blocks and state changes, a cut, with which
+retention deletes messages, or a claim, with which a broker becomes the active one. Steps are applied in order, many in
+one transaction, together with the place behind the last one. All files at one place are therefore equal, row by row.
 
 The place is a row of the table `meta`, with the key `place`: a MessagePack array of the fields of Place.
 
@@ -24,6 +24,7 @@ from godwit.store.block import BlockRow
 from godwit.store.connection import translate_errors
 from godwit.store.port import Change, Entry
 from godwit.store.reader import BlockScanner, EpochRow, LogReader, insert_epoch
+from godwit.store.retention import RetentionCut, apply_cut
 from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.state import LogMeta, apply_changes, has_valid_checksum, store_meta, with_checksum
@@ -67,7 +68,7 @@ class ClaimStep(msgspec.Struct, frozen=True):
     """Where the log ends for that broker."""
 
 
-Step: TypeAlias = AppendStep | ClaimStep
+Step: TypeAlias = AppendStep | ClaimStep | RetentionCut
 
 
 class ForeignLogError(StorageError):
@@ -119,6 +120,9 @@ class ReplicaStore(SqliteStore):
                 if isinstance(step, ClaimStep):
                     meta = self._adopt(connection, step, meta, next_offset)
                     writer, has_begun = step.writer, False
+                    continue
+                if isinstance(step, RetentionCut):
+                    apply_cut(connection, step, meta.stamp)
                     continue
                 if step.rows:
                     if step.rows[0].first_offset != next_offset:

@@ -5,8 +5,10 @@ with one exception: the broker-wide size limits the file, so it deletes the olde
 Age is measured by block: it is deleted when its last message is too old. A block that several rules share is rewritten
 without the topics of the rule that is due, so offsets may have holes.
 
-Everything is done in steps on the writer's connection. Each step is a transaction of a few milliseconds, so that no
-commit waits for long. The retention floor of the rule rises in the same transaction (godwit.wire.retention_floors).
+Everything is done in steps on the writer's connection. A step is planned (`Retention.plan`), which changes nothing; the
+resulting cut names blocks, topics and floors, and is applied (`apply_cut`) in a transaction of a few milliseconds, so
+that no commit waits for long. The retention floor of the rule rises in the same transaction
+(godwit.wire.retention_floors). In a cluster the active broker plans, and the cut is a record that every node applies.
 Freed pages are reused, so the file stops growing; `godwit log compact` returns them to the file system.
 
 The age limit may empty the log. A size limit leaves at least the newest block: otherwise one below the size of a block
@@ -18,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import apsw
 import msgspec
 
 from godwit.limits import MIB
@@ -78,6 +81,35 @@ class Deletion(msgspec.Struct, frozen=True):
     floor: int
     entries: list[tuple[int, Entry]]
     """One for each block and topic, with the number of messages only. Its last offset is that of the block."""
+
+
+class BlockCut(msgspec.Struct, frozen=True, array_like=True):
+    """The messages to delete from one block."""
+
+    first_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    topics: list[str] | None = None
+    """Of these topics; None: all messages."""
+
+
+class RetentionCut(msgspec.Struct, frozen=True, array_like=True):
+    """The changes of one step: the same cut makes the same file of the same file."""
+
+    blocks: list[BlockCut]
+    floors: dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+    """The new retention floors by rule."""
+
+
+class PlannedCut(msgspec.Struct, frozen=True):
+    """A step that is planned and not applied yet."""
+
+    cut: RetentionCut | None
+    """None: nothing is to be deleted, and more may be due."""
+    key: str = BROKER_WIDE
+    """The rule of the deletion."""
+    index: int | None = None
+    """Its number; None for the broker-wide size."""
+    cursor: int = 0
+    parts: list[_BlockPart] = []
 
 
 class _BlockPart(msgspec.Struct, frozen=True, gc=False):
@@ -144,31 +176,68 @@ class Retention:
 
         Return None if nothing is due, else the deletions: a list, perhaps empty, after which more may be due.
         """
+        planned = self.plan(now_us)
+        while planned is not None and planned.cut is not None and not planned.cut.blocks:
+            with self._store.transaction():
+                apply_cut(self._connection, planned.cut, self._store.log_secret)
+            planned = self.plan(now_us)
+        if planned is None or planned.cut is None:
+            return None if planned is None else []
+        with translate_errors(self._store.path, "trimmed"):
+            first_before = self._store.first_offset
+            with self._store.transaction():
+                apply_cut(self._connection, planned.cut, self._store.log_secret)
+                first_after = self._store.first_offset  # within the transaction: an error undoes the deletion
+        deletions = self.finish(planned)
+        return deletions if first_after == first_before else [*deletions, Deletion(None, first_after, [])]
+
+    def plan(self, now_us: int) -> PlannedCut | None:
+        """Return the next step, or None if nothing is due. Nothing is changed: apply the cut, then call `finish`.
+
+        The next step must be planned after that.
+        """
         if all(rule.max_age_s is None and rule.max_bytes is None for rule in self._rules):
             return None
-        with translate_errors(self._store.path, "trimmed"):
+        with translate_errors(self._store.path, "read"):
             if not self._has_floors:
-                self._add_floors()
+                if missing := self._missing_floors():
+                    return PlannedCut(RetentionCut([], missing))
+                self._has_floors = True
             if self._counts and not self._count():
-                return []
+                return PlannedCut(None)
             max_bytes = self._rules[self._wide].max_bytes
             if (
                 max_bytes is not None
                 and self._used_bytes() > max_bytes
-                and (deletions := self._delete_oldest(max_bytes))
+                and (planned := self._plan_oldest(max_bytes)) is not None
             ):
-                return deletions
+                return planned
             for _ in self._rules:
                 index = self._turn
                 self._turn = (index + 1) % len(self._rules)
-                if (deletions := self._delete_due(index, now_us)) is not None:
-                    return deletions
+                if (planned := self._plan_due(index, now_us)) is not None:
+                    return planned
         return None
+
+    def finish(self, planned: PlannedCut) -> list[Deletion]:
+        """Return the deletions of a step whose cut was applied; without that of the log's begin."""
+        cut = planned.cut
+        if cut is None or not planned.parts:
+            return []
+        if planned.index is not None:
+            self._cursors[planned.index] = planned.cursor
+        for part in planned.parts:
+            if part.row.first_offset < self._counted_to:
+                for share in part.shares:
+                    self._held_bytes[self._owner(share.name)] -= share.payload_bytes
+        key, floors = planned.key, cut.floors
+        deletion = Deletion(key, floors[key], [entry for part in planned.parts for entry in part.entries()])
+        return [deletion, *(Deletion(other, floor, []) for other, floor in floors.items() if other != key)]
 
     # -- by rule ------------------------------------------------------------------------------------------------------
 
-    def _delete_due(self, index: int, now_us: int) -> list[Deletion] | None:
-        """Delete what is due by one rule. Return None if nothing is."""
+    def _plan_due(self, index: int, now_us: int) -> PlannedCut | None:
+        """Plan the deletion by one rule. Return None if nothing is due."""
         rule = self._rules[index]
         if self._excess_bytes(index) <= 0 and (rule.max_age_s is None or now_us < self._due_us[index]):
             return None
@@ -176,15 +245,14 @@ class Retention:
         if not due:
             has_moved = cursor > self._cursors[index]
             self._cursors[index] = cursor
-            return [] if has_moved else None
-        first_before = self._store.first_offset
-        with self._store.transaction():
-            parts = [self._remove(index, span) for span in due]
-            floors = self._raise_floors(index, due[-1].row.end_offset)
-            first_after = self._store.first_offset  # within the transaction: an error undoes the deletion
-        self._cursors[index] = cursor
-        deletions = self._deletions(self._keys[index], floors, parts)
-        return deletions if first_after == first_before else [*deletions, Deletion(None, first_after, [])]
+            return PlannedCut(None) if has_moved else None
+        parts = [self._part(index, span) or span for span in due]
+        blocks = [
+            BlockCut(span.row.first_offset, None if part is span else [share.name for share in part.shares])
+            for span, part in zip(due, parts, strict=True)
+        ]
+        cut = RetentionCut(blocks, self._raised_floors(index, due[-1].row.end_offset))
+        return PlannedCut(cut, self._keys[index], index, cursor, parts)
 
     def _due(self, index: int, now_us: int) -> tuple[list[_BlockPart], int]:
         """Return the blocks that a rule deletes from in this step, and where to look next."""
@@ -228,81 +296,53 @@ class Retention:
             return span if mine or index == self._wide else None
         return msgspec.structs.replace(span, shares=mine) if mine else None
 
-    def _remove(self, index: int, span: _BlockPart) -> _BlockPart:
-        """Remove a rule's topics from a block, within the caller's transaction, and return the removed part."""
-        mine = self._part(index, span) or span
-        if mine is span:
-            self._connection.execute(QUERIES["delete_block"], (span.row.first_offset,))
-            return mine
-        names = {share.name for share in mine.shares}
-        old = span.row
-        body = self._body(old.first_offset)
-        try:
-            rest = [(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names]
-            new = encode_block(rest, self._store.log_secret)
-        except DamagedBlockError:  # it remains until the last of its topics is due, so that readers report the loss
-            others = encode_topic_index([share for share in span.shares if share.name not in names])
-            new = make_row(old.first_offset, old.end_offset, old.received_us, old.until_us, others, body)
-        self._connection.execute(QUERIES["replace_block"], (*msgspec.structs.astuple(new), old.first_offset))
-        return mine
-
     # -- the broker-wide size -----------------------------------------------------------------------------------------
 
     def _used_bytes(self) -> int:
         ((pages,),) = self._connection.execute(QUERIES["select_used_pages"])
         return int(pages) * PAGE_BYTES
 
-    def _delete_oldest(self, max_bytes: int) -> list[Deletion] | None:
-        """Delete the oldest blocks until the file fits the limit or the step is long enough."""
+    def _plan_oldest(self, max_bytes: int) -> PlannedCut | None:
+        """Plan to delete the oldest blocks until the file fits the limit or the step is long enough.
+
+        How much a block frees is estimated, rather too high: then another step follows.
+        """
         parts: list[_BlockPart] = []
         newest = self._newest()
         held = self._hold()
-        with self._store.transaction():
-            for span in self._spans(0)[0]:
-                if span.row.first_offset == newest or (held is not None and span.row.end_offset > held):
-                    break
-                self._connection.execute(QUERIES["delete_block"], (span.row.first_offset,))
-                parts.append(span)
-                if sum(part.body_bytes for part in parts) >= STEP_DELETED_BYTES or self._used_bytes() <= max_bytes:
-                    break
-            if not parts:
-                return None
-            floors = self._raise_floors(None, parts[-1].row.end_offset)
-            first_after = self._store.first_offset
-        return [*self._deletions(BROKER_WIDE, floors, parts), Deletion(None, first_after, [])]
+        excess_bytes = self._used_bytes() - max_bytes
+        for span in self._spans(0)[0]:
+            if span.row.first_offset == newest or (held is not None and span.row.end_offset > held):
+                break
+            parts.append(span)
+            row_bytes = span.body_bytes + len(span.row.topics)
+            excess_bytes -= row_bytes if row_bytes < PAGE_BYTES else -(-row_bytes // PAGE_BYTES) * PAGE_BYTES
+            if sum(part.body_bytes for part in parts) >= STEP_DELETED_BYTES or excess_bytes <= 0:
+                break
+        if not parts:
+            return None
+        blocks = [BlockCut(part.row.first_offset) for part in parts]
+        return PlannedCut(RetentionCut(blocks, self._raised_floors(None, parts[-1].row.end_offset)), parts=parts)
 
     # -- floors -------------------------------------------------------------------------------------------------------
 
-    def _add_floors(self) -> None:
-        """Give each new rule a floor: earlier deletions by wider rules concern its topics too."""
-        floors = load_floors(self._connection)
-        if missing := [key for key in self._keys if key not in floors]:
-            with self._store.transaction():
-                for key in missing:
-                    floor = max((floors[other] for other in floors if rule_covers(other, key)), default=0)
-                    store_floor(self._connection, key, floor)
-        self._has_floors = True
+    def _missing_floors(self) -> dict[str, int]:
+        """Return the floor of each new rule: earlier deletions by wider rules concern its topics too."""
+        known = load_floors(self._connection)
+        return {
+            key: max((known[other] for other in known if rule_covers(other, key)), default=0)
+            for key in self._keys
+            if key not in known
+        }
 
-    def _raise_floors(self, index: int | None, floor: int) -> dict[str, int]:
-        """Raise and return the floors of a rule and of later rules that it covers; without a rule, all floors."""
+    def _raised_floors(self, index: int | None, floor: int) -> dict[str, int]:
+        """Return the raised floors of a rule and of later rules that it covers; without a rule, all floors."""
         earlier = self._keys[: index or 0]
-        concerned = {
+        return {
             key: max(old, floor)
             for key, old in load_floors(self._connection).items()
             if index is None or (key not in earlier and rule_covers(self._keys[index], key))
         }
-        for key, raised in concerned.items():
-            store_floor(self._connection, key, raised)
-        return concerned
-
-    def _deletions(self, key: str, floors: dict[str, int], parts: list[_BlockPart]) -> list[Deletion]:
-        """Return the deletion with the floor of its rule, followed by the other raised floors."""
-        for part in parts:
-            if part.row.first_offset < self._counted_to:
-                for share in part.shares:
-                    self._held_bytes[self._owner(share.name)] -= share.payload_bytes
-        deletion = Deletion(key, floors[key], [entry for part in parts for entry in part.entries()])
-        return [deletion, *(Deletion(other, floor, []) for other, floor in floors.items() if other != key)]
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -330,17 +370,13 @@ class Retention:
         if is_row_valid(row):
             return row
         try:
-            found = row_of(self._body(row.first_offset))
+            found = row_of(_read_body(self._connection, row.first_offset))
             if found.first_offset == row.first_offset:
                 return found
         except DamagedBlockError:
             pass
         until_us = before[-1].row.until_us if before else 0
         return make_row(row.first_offset, row.first_offset + 1, until_us, until_us, encode_topic_index([]), b"")
-
-    def _body(self, first_offset: int) -> bytes:
-        body = self._connection.execute(QUERIES["select_body"], (first_offset,)).get
-        return body if isinstance(body, bytes) else b""
 
     def _newest(self) -> int | None:
         newest: int | None = self._connection.execute(QUERIES["select_newest_block"]).get
@@ -370,3 +406,45 @@ class Retention:
         """Return by how much the topics of a rule with a filter exceed its size limit."""
         max_bytes = self._rules[index].max_bytes
         return 0 if max_bytes is None or index == self._wide else self._held_bytes[index] - max_bytes
+
+
+# -- cuts -------------------------------------------------------------------------------------------------------------
+
+
+def apply_cut(connection: apsw.Connection, cut: RetentionCut, log_secret: bytes) -> None:
+    """Delete messages and raise floors, within the caller's transaction."""
+    for block in cut.blocks:
+        if block.topics is None:
+            connection.execute(QUERIES["delete_block"], (block.first_offset,))
+        else:
+            _rewrite(connection, block.first_offset, set(block.topics), log_secret)
+    for key, floor in cut.floors.items():
+        store_floor(connection, key, floor)
+
+
+def _rewrite(connection: apsw.Connection, first_offset: int, topics: set[str], log_secret: bytes) -> None:
+    """Remove topics from a block. A damaged one remains, so that readers report the loss."""
+    found = connection.execute(QUERIES["select_retention_blocks"], (first_offset, 1)).fetchone()
+    if found is None or found[0] != first_offset:
+        return
+    first, end_offset, received_us, until_us, checksum, topics_index, _ = found
+    old = BlockRow(first, end_offset, received_us, until_us, checksum, topics_index, b"")
+    body = _read_body(connection, first_offset)
+    try:
+        rest = [(offset, entry) for offset, entry in decode_block(body) if entry.topic not in topics]
+        if rest:
+            new = encode_block(rest, log_secret)
+        else:
+            connection.execute(QUERIES["delete_block"], (first_offset,))
+            return
+    except DamagedBlockError:
+        if not is_row_valid(old):
+            return
+        others = encode_topic_index([share for share in decode_topic_index(old.topics) if share.name not in topics])
+        new = make_row(first_offset, old.end_offset, old.received_us, old.until_us, others, body)
+    connection.execute(QUERIES["replace_block"], (*msgspec.structs.astuple(new), first_offset))
+
+
+def _read_body(connection: apsw.Connection, first_offset: int) -> bytes:
+    body = connection.execute(QUERIES["select_body"], (first_offset,)).get
+    return body if isinstance(body, bytes) else b""

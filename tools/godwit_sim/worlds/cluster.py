@@ -6,9 +6,11 @@ started with an older copy of their folder; their disks fail at any write, or ar
 from the engine, from the clients, or from both; the engine loses its majority, changes its leader, and loses, delays
 and doubles requests and reports.
 
-Checkers that share no code with the product: a fold of their own over the stored records, which every file must be a
-prefix of, and which must contain a message before its publisher gets the confirm. At the end one node is active,
-everything published is confirmed and was delivered, QoS 2 once and all in order, and the files of all nodes are equal.
+Checkers that share no code with the product: a fold of their own over the stored records, to which every file must be
+equal at the position it has reached, and which must contain a message before its publisher gets the confirm. At the end
+one node is active, everything published is confirmed and was delivered, QoS 2 once and all in order, and the files of
+all nodes are equal. In some seeds retention deletes messages; then the remaining ones were delivered, and if it deletes
+for all topics alike, the reader was notified of at least as many lost ones as it has not received.
 
 In some seeds the engine breaks a promise. Then at least one node must be stopped, or nothing is lost; and nodes that
 are not stopped have no different files.
@@ -28,7 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from godwit.broker.broker import Broker
-from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Read
+from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Losing, Read
 from godwit.broker.settings import Settings
 from godwit.client import events as client_events
 from godwit.client.config import ClientConfig
@@ -36,7 +38,7 @@ from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.client.subscription import Subscription
 from godwit.cluster.engine import EngineReport
-from godwit.cluster.replica import CommittedAppend, FailedAppend, Replica
+from godwit.cluster.replica import AppliedCut, FailedAppend, Replica, ReplicaAnswer
 from godwit.cluster.values import NodeConfig, State
 from godwit.errors import DiskError
 from godwit.impairment import ImpairedLink, LinkSettings
@@ -44,7 +46,8 @@ from godwit.server.server import Server, endpoint_config
 from godwit.store.block import decode_block
 from godwit.store.port import Store
 from godwit.store.replica import ReplicaStore
-from godwit.wire.batch import payloads_of
+from godwit.store.retention import Retention, RetentionRule
+from godwit.wire.batch import Entry, payloads_of
 from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 from godwit_sim.checkers import ViolationError
@@ -65,6 +68,11 @@ FAULTS: Final = (
     "kill", "kill", "kill active", "kill active", "write", "full", "pause", "pause active", "engine", "engine active",
     "clients", "both", "majority", "leader", "leader", "copy", "old", "handover",
 )  # fmt: skip
+RULES: Final = (
+    (RetentionRule(max_age_s=4.0),),
+    (RetentionRule("data/client0", max_bytes=20_000), RetentionRule(max_age_s=12.0)),
+    (RetentionRule(max_bytes=400_000),),
+)
 _HEAD: Final = struct.Struct(">BBQQI")
 
 
@@ -75,7 +83,10 @@ class FoldChecker:
         self.blocks: list[tuple[Any, ...]] = []
         """The rows of the table `blocks`."""
         self.payloads: Counter[bytes] = Counter()
+        self.history: list[tuple[int, list[tuple[Any, ...]], list[Any]]] = []
+        """Position, blocks and cuts of each record that counts."""
         self.claims: list[tuple[int, str]] = []
+        self.cuts = 0
         self._epoch = self._number = self._check = 0
         self._is_resigned = False
         self._parts = b""
@@ -89,7 +100,7 @@ class FoldChecker:
         if epoch <= self._epoch if kind == 1 else (epoch != self._epoch or self._is_resigned):
             return
         self._epoch, self._number, self._check = epoch, number, check
-        if kind != 2:
+        if kind in (1, 3):
             self._parts = b""
             self._is_resigned = kind == 3
             if kind == 1:
@@ -100,10 +111,34 @@ class FoldChecker:
             return
         blocks, _ = msgspec.msgpack.decode(self._parts)
         self._parts = b""
+        if kind == 4:
+            self.history.append((position, [], blocks))
+            self.cuts += 1
+            return
+        self.history.append((position, [tuple(block) for block in blocks], []))
         for block in blocks:
             self.blocks.append(tuple(block))
             for _, entry in decode_block(block[6]):
                 self.payloads.update(payloads_of(entry))
+
+    def rows_at(self, position: int) -> dict[int, tuple[tuple[Any, ...] | None, list[tuple[int, Entry]]]]:
+        """Return the blocks by offset after the record at a position: as a row, unless it was rewritten; entries."""
+        found: dict[int, tuple[tuple[Any, ...] | None, list[tuple[int, Entry]]]] = {}
+        for at, blocks, cuts in self.history:
+            if at > position:
+                break
+            for block in blocks:
+                found[block[0]] = (block, list(decode_block(block[6])))
+            for first_offset, topics in cuts:
+                _, entries = found.pop(first_offset)
+                if left := [] if topics is None else [one for one in entries if one[1].topic not in topics]:
+                    found[left[0][0]] = (None, left)
+        return found
+
+    def left(self) -> set[bytes]:
+        """Return the payloads that are not deleted."""
+        rows = self.rows_at(2**63)
+        return {payload for _, entries in rows.values() for _, entry in entries for payload in payloads_of(entry)}
 
 
 class ClusterLog:
@@ -118,7 +153,7 @@ class ClusterLog:
         self._replica = replica
         self._store: Store = replica.store
         self._reads: deque[Read] = deque()
-        self.answers: deque[CommittedAppend | FailedAppend] = deque()
+        self.answers: deque[ReplicaAnswer] = deque()
 
     @property
     def log_id(self) -> bytes:
@@ -157,6 +192,9 @@ class ClusterLog:
             answer = self.answers.popleft()
             if isinstance(answer, FailedAppend):
                 self.broker.handle(Failed(answer.text), now_us)
+            elif isinstance(answer, AppliedCut):
+                for deletion in answer.deletions:
+                    self.broker.handle(Losing(deletion.entries, deletion.floor, deletion.pattern), now_us)
             else:
                 self.broker.handle(Committed(answer.first_offset), now_us)
         while self._reads:
@@ -326,6 +364,9 @@ class Machine:
         world = self.world
         world.takeovers += 1
         self.log = ClusterLog(self, replica)
+        if world.rules:
+            retention = Retention(replica.store, world.rules)
+            replica.change_retention(retention, lambda: max(self.now_us, replica.store.last_received_us))
         settings = Settings()
         self.server = Server(
             settings,
@@ -384,6 +425,7 @@ class ClusterClient:
         self.sent: list[bytes] = []
         self.confirmed = 0
         self.received: list[tuple[int, bytes]] = []
+        self.missed = 0
 
     def start(self) -> None:
         """Connect, and subscribe if it is a reader."""
@@ -414,6 +456,10 @@ class ClusterClient:
                     self._on_confirmed(event.sequence)
                 case client_events.Available():
                     self._take()
+                case client_events.SubscriptionStarted() if self.world.due is None:
+                    self.world.due = self.world.fold.left()
+                case client_events.Missed() if self.world.rules and event.count is not None:
+                    self.missed += event.count
                 case client_events.Refused() | client_events.Missed() | client_events.SubscriptionEnded():
                     self.world.report("client", f"{self.name}: {type(event).__name__} {event}")
                 case client_events.Ended():
@@ -448,10 +494,16 @@ class ClusterWorld:
         self.violation = rng.choice(VIOLATIONS) if rng.random() < 0.2 else None
         """The promise that the engine breaks."""
         self.is_violated = False
-        self.absent_s = rng.choice((3600.0, 3600.0, 5.0))
-        """A short one makes nodes that were away stop, and be seeded."""
+        self.keep_bytes = rng.choice((10**9, 10**9, 100_000))
+        """Few make nodes that were away stop, and be seeded."""
+        has_rules = self.violation is None and seed % 5 < 2
+        self.rules = Random(f"{seed} retention").choice(RULES) if has_rules else ()
         self.deaths = self.takeovers = self.seeds = 0
         self.is_healed = False
+        self.due: set[bytes] | None = None
+        """The messages that the reader has to receive, or to miss: those since its start, and the ones there then."""
+        self.last_at = 0.0
+        """When the last messages are published, with retention."""
         self.machines = [Machine(self, number) for number in range(NODES)]
         qos = [1, 2, rng.choice((1, 2)), 0]
         self.clients = [ClusterClient(self, number, one) for number, one in enumerate(qos)]
@@ -466,7 +518,7 @@ class ClusterWorld:
 
     def config(self, name: str) -> NodeConfig:
         """Return the configuration of a node."""
-        return NodeConfig(name=name, address=f"udp://{name}", absent_s=self.absent_s, trim_bytes=20_000)
+        return NodeConfig(name=name, address=f"udp://{name}", keep_bytes=self.keep_bytes)
 
     def report(self, kind: str, text: str) -> None:
         """Report a violation, unless the engine has broken a promise."""
@@ -475,16 +527,25 @@ class ClusterWorld:
 
     def _on_stored(self, position: int, data: bytes) -> None:
         if not self.is_violated:
+            known = len(self.fold.blocks)
             self.fold.add(position, data)
+            if self.due is not None:
+                for block in self.fold.blocks[known:]:
+                    self.due.update(payload for _, entry in decode_block(block[6]) for payload in payloads_of(entry))
         self.network.trace.note(self.network.now, f"stored {position} of {len(data)} bytes")
 
     def check_file(self, name: str, store: ReplicaStore) -> None:
-        """A file must be a prefix of the records that count."""
+        """A file must have the blocks that the records up to its position have made."""
         if self.is_violated:
             return
-        rows = store.connection.execute("SELECT * FROM blocks ORDER BY first_offset").fetchall()
-        if rows != self.fold.blocks[: len(rows)]:
-            raise ViolationError("file", f"the file of {name} is not a prefix of the records that count")
+        expected = self.fold.rows_at(store.place.position)
+        rows: list[tuple[Any, ...]] = dump(store)["blocks"]
+        for row in rows:
+            block, entries = expected.pop(row[0], (None, []))
+            if list(decode_block(row[6])) != entries if block is None else row != block:
+                raise ViolationError("file", f"the block at offset {row[0]} of {name} differs from the records")
+        if expected:
+            raise ViolationError("file", f"the file of {name} lacks {len(expected)} blocks that count")
 
     def run(self) -> None:
         """Run the seed. Raises ViolationError, or any exception from the code under test."""
@@ -538,12 +599,19 @@ class ClusterWorld:
         elif kind == "copy":
             if machine.replica is not None and not machine.disk.has_lost_writes:
                 machine.copy = machine.disk.copy(Random(f"{self.seed} copy {machine.name}"))
-        elif kind == "old" and machine.copy is not None:
+        elif kind == "old" and machine.copy is not None and self._have_all(machine):
             self._put_back(machine, machine.copy)
             machine.copy = None
         elif kind == "handover":
             for one in self.machines:
                 one.hand_over()
+
+    def _have_all(self, apart_from: Machine) -> bool:
+        """Whether the engine, together with another node that runs, has all records."""
+        others = [one.replica for one in self.machines if one is not apart_from and one.replica is not None]
+        return self.engine.first == 1 or any(
+            one.store.place.position >= self.engine.first for one in others if one.node.state != "stopped"
+        )
 
     def _end_trouble(self, machine: Machine) -> None:
         machine.disk.trouble = None
@@ -585,6 +653,10 @@ class ClusterWorld:
             machine.start()
         for pair in self.network.links.values():
             pair.change(LinkSettings(delay_s=0.002))
+        self.last_at = self.network.now + ACTIVE_S / 2
+        if self.rules:  # a gap is reported before the next message, so there must be one
+            for client in self.clients:
+                self.network.at(self.last_at, client.publish)
         self.network.trace.note(self.network.now, "healed")
 
     def _settle(self) -> None:
@@ -621,8 +693,18 @@ class ClusterWorld:
             if client.publisher is not None and client.confirmed < len(client.sent):
                 return f"{client.name} has {client.confirmed} of {len(client.sent)} confirms"
         reader = self.clients[-1]
-        if len({payload for _, payload in reader.received}) < len(self.fold.payloads):
-            return f"the reader has {len(reader.received)} of {len(self.fold.payloads)} messages"
+        received = {payload for _, payload in reader.received}
+        if self.rules and self.network.now < self.last_at:
+            return "the last messages are not published"
+        if self.due is None:
+            return "the subscription of the reader has not started"
+        due = self.due
+        # By topic: a client that is ahead of its cursor gets the gap before its position, and leaves some of it out.
+        is_by_topic = any(rule.pattern is not None for rule in self.rules)
+        if len(due & received) + reader.missed < len(due) and not is_by_topic:
+            return f"the reader has {len(due & received)} of {len(due)} messages, {reader.missed} missed"
+        if self.rules and not self.fold.left() <= received:
+            return "the reader has not received all messages that are left"
         return ""
 
     def _check(self) -> None:
@@ -642,8 +724,6 @@ class ClusterWorld:
                     raise ViolationError("file", f"the table {table} of {machine.name} is not that of node0")
         for machine, store in zip(self.machines, stores, strict=True):
             self.check_file(machine.name, store)
-        if len(contents[0]["blocks"]) != len(self.fold.blocks):
-            raise ViolationError("file", "the files lack blocks that count")
         self._check_messages()
 
     def _check_messages(self) -> None:
@@ -681,7 +761,8 @@ class ClusterWorld:
         void = len(self.engine.records) - self.fold._number
         return (
             f"{sent} messages, {confirmed} confirmed, {len(self.fold.claims)} claims, {void} void records, "
-            f"{self.takeovers} takeovers, {self.deaths} deaths, {self.seeds} seeds, violation {self.violation}, "
+            f"{self.takeovers} takeovers, {self.deaths} deaths, {self.seeds} seeds, {self.fold.cuts} cuts, "
+            f"{self.clients[-1].missed} missed, violation {self.violation}, "
             f"{self.network.now:.0f} s, {self.network.trace.notes} notes"
         )
 

@@ -695,8 +695,25 @@ def test_what_retention_takes_from_an_absent_subscription_is_counted() -> None:
         alice.publish(channels[number % 2], b"x")
     world.server.broker.handle(world.keeping.thin("news", 5), world.now_us)
     world.run()
-    assert told(reader(world, "news", name="bob")) == [c.Gap(count=3, next_offset=0), 6]
+    assert told(reader(world, "news", name="bob")) == [c.Gap(count=3, next_offset=0, below=5), 6]
     assert told(reader(world, "other", name="carol")) == [1, 3, 5, 7]
+
+
+def test_a_client_that_reconnects_is_told_what_retention_took_behind_its_position() -> None:
+    """It asks for an offset at which nothing was for it, and all that was for it is behind that."""
+    world, alice = a_log("")
+    other, news = alice.open("other"), alice.open("news")
+    alice.publish(news, b"x")
+    bob = reader(world, "news", name="bob")
+    alice.publish(news, b"x")
+    alice.publish(other, b"x")
+    assert offsets(bob) == [1]
+    bob.leave()
+    for _ in range(4):
+        alice.publish(news, b"x")
+    world.server.broker.handle(world.keeping.thin("news", 6), world.now_us)
+    world.run()
+    assert told(reader(world, "news", name="bob", start=2)) == [c.Gap(count=3, next_offset=3, below=6), 6]
 
 
 @pytest.mark.parametrize("is_told", [False, True])

@@ -298,6 +298,22 @@ def test_delivered_messages_are_not_missed_however_the_broker_counts() -> None:
     assert subscription.missed == 3
 
 
+def test_messages_of_some_topics_that_were_deleted_behind_the_position_are_missed() -> None:
+    """Messages of other topics are left, so the gap does not move the position; those in hand are among them."""
+    bench, subscription = started()
+    bench.receive(FEED, batch([b"0", b"1", b"2"], 0))
+    subscription.take()
+    reconnect(bench)
+    bench.receive(FEED, encode_in_band(Gap(count=2, next_offset=0, below=9)))
+    bench.receive(FEED, batch([b"0", b"1", b"2"], 0))
+    bench.receive(FEED, batch([b"7"], 7))
+    assert payloads(take_all(subscription)) == [b"7"]
+    assert subscription.missed == 2
+    bench.receive(FEED, encode_in_band(Gap(count=9, next_offset=12)))
+    assert subscription.take() is None
+    assert subscription.missed == 2 + 4
+
+
 def test_repeated_retained_messages_are_dropped() -> None:
     bench, subscription = started(next_offset=9)
     assert bench.subscriptions.connection is not None

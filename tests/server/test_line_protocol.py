@@ -109,7 +109,7 @@ class LineOutbound(Outbound):
             self.connection.out.append(f"MSG {offset} {batch.topic.name} {payload.decode()}")
         return True
 
-    def gap(self, count: int, next_offset: int) -> None:
+    def gap(self, count: int, next_offset: int, below: int) -> None:
         self.connection.out.append(f"GAP {count}")
 
 

@@ -252,6 +252,7 @@ class Delivery:
         """Add a subscription that existed before the broker was restarted."""
         subscription.resume_at = min(subscription.resumes_at(self.next_offset), self.next_offset)
         subscription.quiet_from = min(subscription.quiet_from, subscription.resume_at)
+        subscription.lost_until = lost_below(self.marks, subscription.filters) if subscription.lost else 0
         subscription.lost += max(self.first_offset - subscription.resume_at, 0)
         subscription.resume_at = subscription.counted_from = max(subscription.resume_at, self.first_offset)
         self._note_holes(subscription)
@@ -641,7 +642,8 @@ class Delivery:
     def _report_gap(self, subscription: BrokerSubscription) -> None:
         """Report missed messages at the position where they are missing."""
         position = subscription.position
-        subscription.outbound.gap(subscription.lost, position)
+        subscription.outbound.gap(subscription.lost, position, max(position, subscription.lost_until))
+        subscription.lost_until = 0
         subscription.note_sent(position, position)
         subscription.gaps.append((subscription.lost, position))
         subscription.lost = 0

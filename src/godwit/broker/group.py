@@ -320,9 +320,9 @@ class Group(Outbound):
                 return True
         return False
 
-    def gap(self, count: int, next_offset: int) -> None:
+    def gap(self, count: int, next_offset: int, below: int) -> None:
         self._gaps += 1
-        self._report_missed(count, next_offset)
+        self._report_missed(count, next_offset, below)
 
     def is_idle(self) -> bool:
         return not (self._flight or self._queue or self.wanted)
@@ -575,12 +575,12 @@ class Group(Outbound):
         """The log was read up to an offset: wanted messages before it do not exist any more."""
         count = sum([end - first for first, end in self.wanted.take(0, offset)])
         if count:
-            self._report_missed(count, offset)
+            self._report_missed(count, offset, offset)
 
-    def _report_missed(self, count: int, next_offset: int) -> None:
+    def _report_missed(self, count: int, next_offset: int, below: int) -> None:
         self.missed += count
         self._notify(self, count)
         for member in self.members:
-            member.outbound.gap(count, next_offset)
+            member.outbound.gap(count, next_offset, below)
             member.outbound.flush()
             return

@@ -351,8 +351,10 @@ class Outbound:
         """Send a batch of QoS 0 that is not in the log, or return False to drop it."""
         return bool(self.room()) and self.put(batch)
 
-    def gap(self, count: int, next_offset: int) -> None:
-        """Report that messages are missing before the next one: up to `count`, with offsets below `next_offset`.
+    def gap(self, count: int, next_offset: int, below: int) -> None:
+        """Report that up to `count` messages below an offset are missing. Delivery goes on at `next_offset`.
+
+        `below` is higher than that if retention has deleted only messages of some topics.
 
         The report counts as received when Broker.acknowledge is called with `gaps`.
         """

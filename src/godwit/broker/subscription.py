@@ -83,7 +83,7 @@ class BrokerSubscription:
         "holes_below",
         "is_abandoned", "is_full", "is_inbox", "is_live", "is_responder", "is_settled", "is_steady", "is_stored",
         "is_stored_settled",
-        "lost",
+        "lost", "lost_until",
         "no_local",
         "outbound",
         "peer",
@@ -155,6 +155,8 @@ class BrokerSubscription:
         """The last one is next."""
         self.lost = 0
         """Messages that were deleted unsent and are not reported yet."""
+        self.lost_until = 0
+        """They have lower offsets than this, or than `position`."""
         self.holes_below = 0
         """Up to here retention has deleted messages that it has not read, without a count for this subscription:
         every missing offset there counts as lost."""
@@ -444,6 +446,7 @@ def count_losses(
             first = needs_from.get(one)
             if first is not None:
                 one.lost += one.count_needed(spans, first)
+                one.lost_until = max(one.lost_until, losing.floor)
 
 
 # -- quiet subscriptions ----------------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ class SubscriptionRequests:
         end = self._delivery.next_offset
         if subscription is not None and is_offset and subscription.is_resumed_from(start, end):
             resume_at = subscription.resumes_at(end)
-            subscription.lost = min(subscription.lost, resume_at - start)  # the client does not miss earlier ones
+            below = max(resume_at, subscription.lost_until)
+            subscription.lost = min(subscription.lost, below - start)  # the client does not miss earlier ones
             start = resume_at
             resumes = True
         must_wait = False

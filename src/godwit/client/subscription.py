@@ -343,21 +343,27 @@ class Subscription:
         match decode_in_band(body):
             case Labels() as labels:
                 decoder.learn(labels)
-            case Gap(count=count, next_offset=next_offset) if not decoder.live:
-                self._handle_gap(min(count, next_offset), next_offset)
+            case Gap(count=count, next_offset=next_offset, below=below) if not decoder.live:
+                self._handle_gap(count, next_offset, max(below or 0, next_offset))
             case _:
                 pass  # from a later version of the protocol
 
-    def _handle_gap(self, count: int, next_offset: int) -> None:
-        """Skip messages that are no longer in the log, and count those that the application has not received."""
+    def _handle_gap(self, count: int, next_offset: int, below: int) -> None:
+        """Skip messages that are no longer in the log, and count those that the application has not received.
+
+        `below`: all of them had lower offsets. They can be behind `next_offset`, if other topics still have messages.
+        """
+        count = min(count, below)
         if self.membership is not None:
             self._add_missed(count, live=False)
             return
-        received = min(count, self._overlap)
-        self._overlap -= received
-        missed = count - received
+        missed = count
+        if below == next_offset:  # otherwise messages in hand may still be in the log, and are not counted
+            received = min(count, self._overlap)
+            self._overlap -= received
+            missed -= received
         if self._has_begun:  # after a restart the broker may count messages before the position, too
-            missed = min(missed, max(next_offset - self.position, 0))
+            missed = min(missed, max(below - self.position, 0))
         self._has_begun = True
         self.position = max(self.position, next_offset)
         if missed:

@@ -202,7 +202,7 @@ class MqttOutbound(Outbound):
                 self._write_batch(batch, rule, 0)
         return True
 
-    def gap(self, count: int, next_offset: int) -> None:
+    def gap(self, count: int, next_offset: int, below: int) -> None:
         """Messages were deleted before they could be sent. MQTT has no word for that; the operator is notified."""
         self._connection.notify_gap(count)
         if self.subscription is not None:
@@ -768,7 +768,7 @@ class MqttMemberOutbound(Outbound):
         self._sender.send_shared(batch, self._rule(batch), self)
         return True
 
-    def gap(self, count: int, next_offset: int) -> None:
+    def gap(self, count: int, next_offset: int, below: int) -> None:
         """Do nothing: MQTT has no word for it, and the group notifies the operator."""
 
     def flush(self) -> None:

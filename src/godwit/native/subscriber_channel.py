@@ -251,10 +251,11 @@ class NativeOutbound(Outbound):
             channel.cut()
         return True
 
-    def gap(self, count: int, next_offset: int) -> None:
+    def gap(self, count: int, next_offset: int, below: int) -> None:
         self.channel.cut()
         self.channel.sent_below = next_offset
-        self.channel.send_message(Gap(count=count, next_offset=next_offset), gaps=1)
+        gap = Gap(count=count, next_offset=next_offset, below=below if below > next_offset else None)
+        self.channel.send_message(gap, gaps=1)
 
     def is_idle(self) -> bool:
         unconfirmed = self.channel.unconfirmed

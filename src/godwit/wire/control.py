@@ -248,10 +248,11 @@ class Labels(BaseControlMessage, frozen=True, kw_only=True, tag="labels"):
 
 
 class Gap(BaseControlMessage, frozen=True, kw_only=True, tag="gap"):
-    """In-band: `count` offsets before `next_offset` were deleted from the log and are not delivered."""
+    """In-band: `count` messages below `below`, or else below `next_offset`, were deleted and are not delivered."""
 
     count: Count
     next_offset: Count
+    below: Count | None = None
 
 
 # -- topics, clients --------------------------------------------------------------------------------------------------

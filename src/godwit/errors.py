@@ -412,3 +412,8 @@ class AddressError(GodwitError):
 
 class SocketError(GodwitError):
     """The system refused to open, bind or use a socket."""
+
+    def __init__(self, text: str, errno: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = errno
+        """The number of the system's error, if there is one."""

@@ -48,7 +48,7 @@ def test_the_overview_shows_the_nodes_of_a_cluster(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with console_world(tmp_path / "data") as world:
             page = await world.open()
-            await expect(page.get_by_text("No problems")).to_be_visible()
+            await expect(page.get_by_role("region", name="Messages")).to_be_visible()
             card = page.get_by_role("region", name="Cluster")
             await expect(card).to_be_hidden()
             world.service.server.broker.add_figures(lambda: figures)

@@ -216,7 +216,10 @@ def content_hash(data: Path) -> str:
 
 
 def place_of(data: Path) -> bytes:
-    connection = apsw.Connection(str(data / "log.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        connection = apsw.Connection(str(data / "log.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
+    except apsw.CantOpenError:  # in the moment in which the node creates, opens or closes it
+        return b""
     connection.set_busy_timeout(int(PATIENCE_S * 1000))  # a node that has just opened it recovers the write-ahead log
     try:
         found = connection.execute("SELECT value FROM meta WHERE key = 'place'").fetchone()

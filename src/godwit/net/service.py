@@ -773,9 +773,7 @@ def listen_on(host: str, port: int, addresses: Sequence[Address]) -> list[UdpSoc
             try:
                 opened.append(UdpSocket(address[0], port))
             except SocketError as error:
-                cause = error.__cause__
-                is_elsewhere = isinstance(cause, OSError) and cause.errno in _NOT_LOCAL
-                if not is_elsewhere or (not opened and address == addresses[-1]):
+                if error.errno not in _NOT_LOCAL or (not opened and address == addresses[-1]):
                     raise
             if opened and port == 0:
                 break

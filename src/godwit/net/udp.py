@@ -88,7 +88,7 @@ class UdpSocket:
         try:
             self._socket = _open(address)
         except OSError as error:
-            raise SocketError(bind_text(address, error)) from error
+            raise SocketError(bind_text(address, error), error.errno) from error
         self.local_address: Address = self._socket.getsockname()
         _ask_for_buffer(self._socket, socket.SO_RCVBUF, receive_buffer_bytes)
         _ask_for_buffer(self._socket, socket.SO_SNDBUF, send_buffer_bytes)

@@ -352,7 +352,7 @@ class Outbound:
         return bool(self.room()) and self.put(batch)
 
     def gap(self, count: int, next_offset: int, below: int) -> None:
-        """Report that up to `count` messages below an offset are missing. Delivery goes on at `next_offset`.
+        """Report that up to `count` messages below an offset are missing. Delivery continues at `next_offset`.
 
         `below` is higher than that if retention has deleted only messages of some topics.
 

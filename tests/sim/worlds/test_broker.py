@@ -236,7 +236,7 @@ def silent(_: Callable[..., None]) -> Callable[..., None]:
 
 def belittled(gap: Callable[..., None]) -> Callable[..., None]:
     """Send gaps with too small a count."""
-    return lambda self, count, next_offset: gap(self, count - 1, next_offset)
+    return lambda self, count, next_offset, below: gap(self, count - 1, next_offset, below)
 
 
 def early(on_gone: Callable[..., None]) -> Callable[..., None]:

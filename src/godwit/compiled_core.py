@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = ("wire", "transport", "broker", "broker/jobs", "native", "mqtt", "server", "client")
 """The packages of `godwit` whose modules are compiled."""
-MODULES: Final = ("net/busy_polling.py", "net/driver.py", "net/udp.py")
+MODULES: Final = ("net/driver.py", "net/udp.py")
 """Single modules of other packages that are compiled, too: they run for every datagram."""
 INTERPRETED: Final = (
     "broker/settings.py",

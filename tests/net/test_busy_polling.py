@@ -11,10 +11,10 @@ import pytest
 from tests.net.running import both_loops, broker_in_thread, run
 
 from godwit.client.message import Message
-from godwit.net import blocking, busy_polling
-from godwit.net.busy_polling import BRISK_READS, BRISK_S, CROWDED_READS, CROWDED_S, BusyPolling
+from godwit.net import blocking
+from godwit.net import driver as driver_module
 from godwit.net.client import connect
-from godwit.net.driver import EndpointDriver
+from godwit.net.driver import BRISK_READS, BRISK_S, CROWDED_READS, CROWDED_S, BusyPolling, EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Train
 
@@ -38,7 +38,7 @@ class Yields:
 @pytest.fixture
 def yields(monkeypatch: pytest.MonkeyPatch) -> Yields:
     counter = Yields()
-    monkeypatch.setattr(busy_polling, "_yield_processor", counter)
+    monkeypatch.setattr(driver_module, "_yield_processor", counter)
     return counter
 
 
@@ -112,7 +112,7 @@ def test_a_slow_reply_of_the_application_is_not_a_crowded_processor() -> None:
 
 
 def test_never_polls_on_a_system_that_cannot_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_polling, "_yield_processor", None)
+    monkeypatch.setattr(driver_module, "_yield_processor", None)
     polling = brisk()
     assert not polling.begin(7.0)
     assert not polling.look_again(7.0)
@@ -206,9 +206,9 @@ def test_a_driver_that_is_closed_does_not_poll(loop: Callable[[], asyncio.Abstra
 
 def poll_always(monkeypatch: pytest.MonkeyPatch, *, is_always: bool) -> None:
     """Poll after every datagram, but not for long, or never."""
-    monkeypatch.setattr(busy_polling, "BRISK_S", 50e-6)
-    monkeypatch.setattr(busy_polling, "CROWDED_S", LONG_S)
-    monkeypatch.setattr(busy_polling, "BRISK_READS", -1_000_000 if is_always else 1_000_000)
+    monkeypatch.setattr(driver_module, "BRISK_S", 50e-6)
+    monkeypatch.setattr(driver_module, "CROWDED_S", LONG_S)
+    monkeypatch.setattr(driver_module, "BRISK_READS", -1_000_000 if is_always else 1_000_000)
 
 
 def payloads(seed: int) -> list[bytes]:

@@ -189,6 +189,8 @@ class Catalogue:
         """How often a retained message was set or cleared."""
         self._expiring: list[tuple[int, int, str]] = []
         """A heap: when retained messages expire, with their version and topic. Some may have been replaced since."""
+        self.retained_due_us: int | None = None
+        """When to call drop_expired."""
         for name in settings.topics:
             self.create(name, is_created=True)
 
@@ -354,16 +356,12 @@ class Catalogue:
                 if len(self._expiring) > 2 * len(self._with_retained) + MIN_EXPIRING:
                     self._expiring = [one for one in self._expiring if self._expires(one)]
                     heapify(self._expiring)
+                self.retained_due_us = self._expiring[0][0]
 
     def _expires(self, one: tuple[int, int, str]) -> bool:
         """Return whether the retained message of an entry of the heap is still the one of its topic."""
         topic = self._topics.get(one[2])
         return topic is not None and topic.retained is not None and topic.retained.version == one[1]
-
-    @property
-    def retained_due_us(self) -> int | None:
-        """When to call drop_expired."""
-        return self._expiring[0][0] if self._expiring else None
 
     def drop_expired(self, now_us: int) -> None:
         """Clear the retained messages that have expired."""
@@ -373,6 +371,7 @@ class Catalogue:
                 topic = self._topics[one[2]]
                 self.retain(topic, None)
                 self._dirty.retained(topic)
+        self.retained_due_us = self._expiring[0][0] if self._expiring else None
 
     def retain_last(self, topic: Topic, entry: Entry, offset: int) -> bool:
         """Retain the last message of a batch, which has this offset.

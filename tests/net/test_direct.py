@@ -18,7 +18,7 @@ from tests.net.running import broker_in_thread
 
 from godwit.client.message import Message
 from godwit.errors import KickedError, UsageError
-from godwit.net import direct, loop, subscription
+from godwit.net import direct, driver, loop, subscription
 from godwit.net.blocking import BlockingClient, connect
 from godwit.net.subscription import BlockingSubscription
 
@@ -254,6 +254,37 @@ def test_the_loop_continues_without_a_use(monkeypatch: pytest.MonkeyPatch) -> No
             assert time.monotonic() < ends
             time.sleep(0.001)
         assert messages.get(LONG_S).payload == b"y"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_confirm_that_waits_for_a_reply_is_sent_when_polling_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread polls first, and keeps the confirm for the next reply. None comes, and no message either."""
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(driver, "_yield_processor", look)
+    monkeypatch.setattr(driver, "BRISK_READS", -1_000_000)
+    monkeypatch.setattr(driver, "CROWDED_S", LONG_S)
+    with two_clients() as (client, messages, other, _):
+        publisher = client.publisher("b")
+        pause(client, messages, other)
+        publisher.send("the reply")
+        assert client._thread.is_paused
+        looks = 0
+        received: list[Message] = []
+        waiting = threading.Thread(target=lambda: received.append(messages.get()))
+        waiting.start()
+        ends = time.monotonic() + LONG_S
+        while not other.cursors("direct")[0].idle:
+            assert time.monotonic() < ends
+        assert looks
+        assert client._thread.is_paused  # nothing but the waiting thread can have sent it
+        other.publish("a", "next")
+        waiting.join(LONG_S)
+        assert [message.payload for message in received] == [b"next"]
 
 
 @pytest.mark.usefixtures("patient")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,4 +56,5 @@ def run_seed(world: str, seed: int, trace: Trace | None = None, *, sealed: bool 
     trace = trace or Trace()
     with sealed_world() if sealed else nullcontext():
         violation, summary = WORLDS[world](seed, trace)
+    gc.collect()  # worlds are full of cycles and large disks: without this, hundreds of them are garbage at a time
     return Outcome(world, seed, violation, trace.hexdigest(), summary)

@@ -53,7 +53,7 @@ def test_a_repeated_message_is_an_error(tmp_path: Path) -> None:
 
 
 def test_messages_are_received_and_acknowledged_godwit(tmp_path: Path) -> None:
-    assert measure(godwit_group(), tmp_path, 300, 2) > 1
+    assert measure(godwit_group(), tmp_path, 300, 2) > 0
 
 
 SERVER = peers.find("nats-server") or ""

@@ -65,8 +65,8 @@ def test_a_job_that_was_not_done_is_an_error(tmp_path: Path) -> None:
 
 
 def test_jobs_are_done_godwit(tmp_path: Path) -> None:
-    assert measure(godwit_jobs(), tmp_path, 0.1) > 10
-    assert measure(godwit_one_by_one(), tmp_path, 0.1) > 1
+    assert measure(godwit_jobs(), tmp_path, 0.1) > 0
+    assert measure(godwit_one_by_one(), tmp_path, 0.1) > 0
 
 
 def test_its_jobs_are_on_the_disk_that_is_measured(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ pytestmark = pytest.mark.skipif(not SERVER, reason="needs the program beanstalkd
 
 @pytest.mark.parametrize("connections", [1, 3])
 def test_jobs_are_done_beanstalkd(connections: int, tmp_path: Path) -> None:
-    assert measure(beanstalkd(SERVER, connections), tmp_path, 0.1) > 10
+    assert measure(beanstalkd(SERVER, connections), tmp_path, 0.1) > 0
 
 
 def test_jobs_are_done_one_by_one(tmp_path: Path) -> None:
-    assert measure(beanstalkd_one_by_one(SERVER), tmp_path, 0.1) > 10
+    assert measure(beanstalkd_one_by_one(SERVER), tmp_path, 0.1) > 0
 
 
 def test_its_binlog_is_on_the_disk_that_is_measured(tmp_path: Path) -> None:

@@ -761,9 +761,9 @@ def test_time_never_goes_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
 PROCESS = """
 import sys
 from pathlib import Path
+from godwit.net.broker_process import serve
 from godwit.net.loop import run
 from godwit.net.notices import NoticeWriter
-from godwit.net.service import serve
 from godwit.server.configuration import load_configuration
 
 def load():
@@ -826,6 +826,38 @@ def test_a_signal_stops_the_process_cleanly(number: int, tmp_path: Path) -> None
             assert "the broker is being stopped" in reasons
 
     run(test)
+
+
+STOPPED_EARLY = """
+import asyncio, os, sys
+from godwit.net import service
+from godwit.net.broker_process import serve
+from godwit.net.loop import run
+from godwit.server.configuration import Configuration
+
+class Printer:
+    def write(self, kind, text, fields):
+        print(kind, flush=True)
+        if kind == "listening" == sys.argv[1]:
+            os.kill(os.getpid(), int(sys.argv[2]))
+
+async def open_sockets(listen):
+    os.kill(os.getpid(), int(sys.argv[2]))
+    await asyncio.sleep(3600)
+
+if sys.argv[1] == "opening":
+    service.open_sockets = open_sockets
+run(serve(Configuration(listen=["127.0.0.1:0"]), notices=Printer()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("moment", "lines"), [("opening", []), ("listening", ["listening", "stopped"])])
+def test_a_signal_while_it_starts_stops_the_process_cleanly(number: int, moment: str, lines: list[str]) -> None:
+    command = [sys.executable, "-c", STOPPED_EARLY, moment, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.split() if line != "warning"] == lines
 
 
 def test_a_hangup_reads_the_file_again_and_json_is_json(tmp_path: Path) -> None:

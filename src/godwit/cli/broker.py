@@ -112,9 +112,9 @@ def broker(
     on standard output. `archive on grpc://HOST:PORT` and `listening on udp://HOST:PORT` mean that these are ready.
     """
     from godwit.net import loop
+    from godwit.net.broker_process import serve
     from godwit.net.diagnostics import VARIABLE, configure_logging
     from godwit.net.notices import NoticeWriter
-    from godwit.net.service import serve
 
     if log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {log_format}; choose text or json")

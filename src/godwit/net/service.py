@@ -1,9 +1,7 @@
-"""The broker as a process: its listeners, event lines, clean stop, and reload of the configuration on SIGHUP.
+"""The broker with its sockets and its log: listeners, event lines, clean stop, and reload of the configuration.
 
-async with Service(configuration) as service:      # in a program or a test
+async with Service(configuration) as service:
     print(service.addresses)
-
-run(serve(configuration, load=..., notices=...))   # as a process of its own
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ import errno
 import hmac
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -40,7 +37,6 @@ from godwit.net.durable_log import LOG_ID_BYTES, BrokerLog, DurableLog
 from godwit.net.mqtt import MqttListeners, make_tls_context, parse_mqtt_address
 from godwit.net.private_files import protect_files, protect_folder
 from godwit.net.security import BrokerSecurity, default_key_folder, is_this_machine
-from godwit.net.service_manager import ServiceManager
 from godwit.net.service_warnings import (
     KEY_NOT_STORED,
     PLAIN_ALLOWED,
@@ -59,9 +55,6 @@ from godwit.store.memory import MemoryStore
 from godwit.store.retention import RetentionRule
 from godwit.transport.events import Address, Train
 
-if TYPE_CHECKING:
-    from godwit.net.cluster_service import ClusterService
-
 WALL_CLOCK_INTERVAL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 0.5
 """How long a broker that stops repeats its close to clients that have not acknowledged it."""
@@ -74,7 +67,7 @@ _POLL_S: Final = 0.01
 _logger = logging.getLogger(__name__)
 
 
-class _NoNotices:
+class NoNotices:
     def write(self, kind: str, text: str, fields: dict[str, Any]) -> None:
         """Drop the line."""
 
@@ -147,7 +140,7 @@ class Service:
         self.addresses: list[Address] = []
         """Where it listens, in the order of the configuration, with the actual ports."""
         self.server: Server
-        self._notices: Notices = notices or _NoNotices()
+        self._notices: Notices = notices or NoNotices()
         self._wall_clock_us = wall_clock_us
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
@@ -673,69 +666,6 @@ def check_configuration(configuration: Configuration) -> None:
         raise UsageError("a bridge sends messages of a log on disk: give data under [log], or --data")
     if configuration.metrics is not None:
         parse_broker(configuration.metrics.listen, default_port=METRICS_PORT)
-
-
-async def serve(
-    configuration: Configuration,
-    *,
-    notices: Notices | None = None,
-    load: Callable[[], Configuration] | None = None,
-    ready: Callable[[Service | ClusterService], None] | None = None,
-) -> None:
-    """Run a broker until SIGINT or SIGTERM. A service manager such as systemd is notified of its state.
-
-    Args:
-        configuration: The broker's configuration.
-        notices: Receives an event line for each event.
-        load: Loads the configuration again on SIGHUP.
-        ready: Called once the broker has started.
-
-    Raises:
-        GodwitError: See Service.start.
-        NodeStoppedError: A node of a cluster must not continue.
-    """
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    handled = [signal.SIGINT, signal.SIGTERM]
-    manager = ServiceManager()
-    running: Service | ClusterService
-    if configuration.cluster is None:
-        running = Service(configuration, notices=notices)
-    else:
-        from godwit.net.cluster_service import ClusterService
-
-        running = ClusterService(configuration, notices=notices or _NoNotices())
-        running.failed.add_done_callback(lambda _: stopping.set())
-    try:
-        async with running as service:
-            status = f"listening on {', '.join(service.urls)}"
-
-            def reload(load: Callable[[], Configuration]) -> None:
-                manager.notify_reloading()
-                service.try_reload(load)
-                manager.notify_ready(status)
-
-            with suppress(NotImplementedError):  # on Windows, where Ctrl-C cancels this coroutine
-                for number in handled:
-                    loop.add_signal_handler(number, stopping.set)
-                if load is not None:
-                    handled.append(signal.SIGHUP)
-                    loop.add_signal_handler(signal.SIGHUP, reload, load)
-            try:
-                if ready is not None:
-                    ready(service)
-                manager.notify_ready(status)
-                await stopping.wait()
-                if not isinstance(service, Service) and service.failed.done():
-                    raise service.failed.result()
-            finally:
-                manager.notify_stopping()
-                # Removed at once, so that a second Ctrl-C ends the process immediately.
-                with suppress(NotImplementedError):
-                    for number in handled:
-                        loop.remove_signal_handler(number)
-    finally:
-        manager.close()
 
 
 AUDITED: Final = frozenset(("connected", "disconnected", "refused", "kicked", "closed", "capture"))

@@ -513,6 +513,8 @@ class ClusterMember:
             to, self._resigning = self._resigning, None
             if node.state == "active":
                 node.resign(to, now)
+            else:  # deposed or withdrawn while its broker was being closed
+                node.handle_closed()
 
     def _detach_if_due(self, now: float) -> None:
         writer = self._detaching

@@ -167,7 +167,12 @@ class EverythingAtOnce(Traffic):
                 client.subscribe("t/2", cursor="c", start=None if self.committed else "earliest") as messages,
             ):
                 for number in range(self.committed, self.committed + READ_AT_ONCE):
-                    message = await anext(messages)
+                    waiting = asyncio.ensure_future(anext(messages))
+                    while not (await asyncio.wait([waiting], timeout=0.5))[0]:
+                        if self._is_ending.is_set():  # the publishers have ended too, perhaps between two commits
+                            waiting.cancel()
+                            return
+                    message = await waiting
                     assert number_of(message.payload) == number, f"{message.payload!r} in place of {number}"
                 await messages.commit()
                 self.committed += READ_AT_ONCE

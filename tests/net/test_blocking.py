@@ -138,6 +138,35 @@ def test_ctrl_c_returns_at_once() -> None:
         assert messages.get().topic == "end"  # and no will before it
 
 
+@pytest.mark.parametrize("wait", ["messages.get()", "client.request('nothing', b'', timeout_s=1000)"])
+def test_ctrl_c_that_another_thread_receives_ends_a_wait(wait: str) -> None:
+    """The system may choose any thread. The same happens if it arrives just before the main thread begins to wait."""
+    program = PROGRAM + (
+        "import signal, threading\n"
+        "def interrupt():\n"
+        "    import time\n"
+        "    since = time.monotonic()\n"
+        "    while time.monotonic() < since + 0.05:  # until it waits in the same place for a moment\n"
+        "        if not main_waits(): since = time.monotonic()\n"
+        "        time.sleep(0.001)\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+        "def main_waits():\n"
+        "    frame = sys._current_frames()[threading.main_thread().ident]\n"
+        "    return frame.f_code.co_name in ('wait', 'result')\n"
+        "try:\n"
+        "    with client, client.subscribe('a', 'nothing') as messages:\n"
+        "        threading.Thread(target=interrupt).start()\n"
+        f"        {wait}\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped')\n"
+    )
+    with broker_in_thread() as url:
+        result = subprocess.run(
+            [sys.executable, "-c", program, url], capture_output=True, timeout=DEADLINE_S, check=False
+        )
+        assert (result.stdout, result.stderr) == (b"stopped\n", b"")
+
+
 def test_a_program_that_just_ends_closes_its_client() -> None:
     program = PROGRAM + "client.publisher('a').send(b'last words')\n"
     with broker_in_thread() as url, connect(url) as reader, reader.subscribe("wills", "a", "end") as messages:

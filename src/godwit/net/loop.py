@@ -24,6 +24,9 @@ from godwit.limits import MAX_TIMEOUT_S
 
 SWITCH_INTERVAL_S: Final = 0.0005
 JOIN_TIMEOUT_S: Final = 5.0
+SIGNAL_S: Final = 0.25
+"""No thread waits longer at a time. A signal that arrives just before the main thread begins to wait, or in another
+thread, does not end the wait: Ctrl-C is raised when it ends."""
 PAUSE_S: Final = 0.003
 """How long a paused loop waits for the next use of its client by a caller's thread, before it continues."""
 LONGEST_PAUSE_S: Final = 0.05
@@ -409,7 +412,8 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         """Wait for the end, in any thread except the loop's."""
-        self._ended.acquire()
+        while not self._ended.acquire(timeout=SIGNAL_S):
+            pass
         assert self._task is not None
         if self._task.cancelled():
             raise UsageError("the client was closed while a call waited for it: connect again")

@@ -19,7 +19,7 @@ from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Membership, Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
 from godwit.net.direct import BRISK_S, DIRECT_S, CallerDriver
-from godwit.net.loop import LoopThread, check_timeout, within
+from godwit.net.loop import SIGNAL_S, LoopThread, check_timeout, within
 from godwit.wire.control import RetainHandling
 
 if TYPE_CHECKING:
@@ -452,7 +452,8 @@ class _MessageRequest:
         self._thread = thread
         try:
             thread.post(self._begin)
-            self._ended.acquire()
+            while not self._ended.acquire(timeout=SIGNAL_S):
+                pass
         except BaseException:
             if not thread.is_inherited:
                 thread.call_soon(self._withdraw)

@@ -92,6 +92,10 @@ class EngineThread(ABC):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._disconnect()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}  # of the library, perhaps about to reconnect
+        for left in rest:
+            left.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def _begin(self, requests: Sequence[EngineRequest]) -> None:
         for request in requests:

@@ -571,8 +571,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, form: str) -> None:
         "--data",
         str(tmp_path / "data"),
     )
-    while not is_interrupted(arguments, out):
-        pass
+    assert any(is_interrupted(arguments, out) for _ in range(20))
 
 
 def is_interrupted(arguments: Sequence[str], out: Path) -> bool:

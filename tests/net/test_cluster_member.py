@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.net.cluster_nodes import wait_until
 
 from godwit.cluster.engine import (
     AppendRequest,
@@ -21,7 +22,6 @@ from godwit.cluster.values import NodeConfig
 from godwit.net.cluster_member import ClusterMember
 from godwit.store.folder import DataFolder
 
-PATIENCE_S = 60.0
 CONFIG = NodeConfig(name="n1", heartbeat_s=0.05, suspect_s=0.1, withdraw_s=0.5)
 
 
@@ -53,13 +53,6 @@ class MemoryEngine:
         if 0 < position <= len(self._records):
             return RecordFound(position, self._records[position - 1])
         return Missing(position, 1, len(self._records))
-
-
-def wait_until(is_done: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not is_done():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 def test_a_node_that_withdraws_during_a_handover_returns(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ _logger = logging.getLogger(__name__)
 
 
 class NoNotices:
+    """Takes the place of event lines that the caller does not want."""
+
     def write(self, kind: str, text: str, fields: dict[str, Any]) -> None:
         """Drop the line."""
 

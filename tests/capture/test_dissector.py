@@ -393,6 +393,7 @@ def test_trains_are_shown_packet_by_packet(tmp_path: Path) -> None:
     assert [bool(report.problem) for report in reports] == [False] * 6 + [True]
 
 
+@needs_tshark
 def test_hostile_texts_and_bytes_do_no_harm(tmp_path: Path) -> None:
     capture = session()
     for text in HOSTILE:

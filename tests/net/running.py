@@ -22,7 +22,7 @@ from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 from godwit.transport.events import Address
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 both_loops = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 

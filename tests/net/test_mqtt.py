@@ -35,7 +35,7 @@ from godwit.net.mqtt import OTHER_FILES, MqttAddress, allow_connections, common_
 from godwit.net.service import Service
 from godwit.server.configuration import Configuration, MqttSection
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 VERSIONS = [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5]
 
 

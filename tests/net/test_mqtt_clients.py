@@ -28,7 +28,7 @@ from tests.net.running import run
 from tests.net.test_mqtt import PahoClient, guide_block, guide_broker, port_of
 from tests.net.test_mqtt_killed import free_port, start_broker
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 EXPIRY_S = 3600
 MQTT_JS = "mqtt@5"
 INSTALL_S = 120

@@ -27,7 +27,7 @@ from godwit.mqtt.connection import MqttSettings
 from godwit.net.service import Service
 from godwit.server.configuration import ArchiveSection, Configuration, MqttSection
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 SUITE_S = 1200.0
 
 

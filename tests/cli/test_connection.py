@@ -323,8 +323,8 @@ def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> 
 
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as command:
         address = command.out.until("listening on").rpartition("udp://")[2]
-        with pytest.raises(BrokerUnreachableError, match=r"was lost .* and did not come back within 0\.5 s"):
-            run(main(Target(address, timeout_s=0.5)))
+        with pytest.raises(BrokerUnreachableError, match=r"was lost .* and did not come back within 10 s"):
+            run(main(Target(address, timeout_s=10.0)))
 
 
 def test_a_client_that_is_sent_away_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,9 +444,9 @@ def test_completion_is_installed_and_completes_commands_and_options(tmp_path: Pa
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
     )
-    assert "bash completion installed in" in result.stdout
+    assert "bash completion installed in" in result.stdout, result.stderr
     script = tmp_path / ".bash_completions" / "godwit.sh"
     assert str(script) in (tmp_path / ".bashrc").read_text()
     for typed, wanted in (

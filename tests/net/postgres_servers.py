@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from tests.net.nats_servers import free_ports
+from tests.ports import free_ports
 
 from godwit.net.postgres_engine import PostgresSettings
 

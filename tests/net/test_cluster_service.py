@@ -359,7 +359,11 @@ def test_status_handover_and_check(cluster: Cluster) -> None:
     assert "has not begun" in godwit_command("cluster", "status", "--config", config, code=1)
     cluster.start()
     cluster.wait_for_active()
-    wait_until(lambda: len(json.loads(godwit_command("cluster", "status", "--config", config, "--json"))["nodes"]) == 3)
+
+    def sees_all() -> bool:
+        return len(json.loads(godwit_command("cluster", "status", "--config", config, "--json"))["nodes"]) == 3
+
+    wait_until(sees_all, cluster.describe)
     assert "cluster test: 3 nodes" in godwit_command("cluster", "status", "--config", config)
     traffic = Traffic(cluster.address)
 
@@ -378,7 +382,7 @@ def test_status_handover_and_check(cluster: Cluster) -> None:
         done = run_godwit("cluster", "handover", cluster.wait_for_active().name, "--config", config)
         return "active already" in done.stderr
 
-    wait_until(is_refused)
+    wait_until(is_refused, cluster.describe)
     assert "is not a standby" in godwit_command("cluster", "handover", "other", "--config", config, code=1)
 
     def is_sound() -> bool:
@@ -387,7 +391,7 @@ def test_status_handover_and_check(cluster: Cluster) -> None:
             return False
         return [node["state"] for node in report["cluster"]["nodes"]].count("active") == 1
 
-    wait_until(is_sound)
+    wait_until(is_sound, cluster.describe)
     check_logs(cluster, traffic)
     assert "0 nodes are active" in godwit_command("cluster", "check", "--config", config, code=1)
     assert "no node is active" in godwit_command("cluster", "handover", "--config", config, code=1)

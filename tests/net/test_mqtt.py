@@ -22,7 +22,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from tests.mqtt import client_packets as packets
 from tests.net.running import LOOPS, Notices, run
-from tests.net.test_mqtt_killed import free_port, start_broker
+from tests.net.test_mqtt_killed import start_broker
+from tests.ports import free_port
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings

@@ -26,7 +26,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from tests.net.running import run
 from tests.net.test_mqtt import PahoClient, guide_block, guide_broker, port_of
-from tests.net.test_mqtt_killed import free_port, start_broker
+from tests.net.test_mqtt_killed import start_broker
+from tests.ports import free_port
 
 WAIT_S = 120.0
 EXPIRY_S = 3600

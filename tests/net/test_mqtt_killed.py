@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.mqtt import client_packets as packets
 from tests.net.running import run, spawn
+from tests.ports import free_port
 
 SEED = 18_050
 EXPIRY_S = 3600
@@ -23,12 +23,6 @@ LONGEST_PAUSE_S = 0.2
 MESSAGES_BETWEEN = 300
 """Messages that arrive between two kills."""
 SESSION_EXPIRY = 0x11
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def start_broker(folder: Path, port: int) -> asyncio.subprocess.Process:

@@ -17,7 +17,7 @@ import pytest
 from tests.mqtt.reference import checkout_of
 from tests.net.running import run
 from tests.net.test_mqtt import PahoClient, broker, port_of
-from tests.net.test_mqtt_killed import free_port
+from tests.ports import free_port
 
 from godwit.net.client import connect
 

@@ -14,7 +14,8 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 from tests.net.engine_contract import PATIENCE_S, EngineContract, EngineServers, EngineUser
-from tests.net.nats_servers import NatsServers, find_program, free_ports
+from tests.net.nats_servers import NatsServers, find_program
+from tests.ports import free_ports
 
 from godwit.cluster.engine import EngineReport, EngineUnavailableError, RecordFound
 from godwit.errors import ConfigurationError

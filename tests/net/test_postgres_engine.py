@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.net.engine_contract import PATIENCE_S, EngineContract, EngineServers, EngineUser
-from tests.net.nats_servers import free_ports
 from tests.net.postgres_servers import PostgresServers, find_programs
+from tests.ports import free_ports
 
 from godwit.cluster.engine import (
     AppendRefused,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 import godwit
 import godwit.net.runtime as runtime_module
@@ -252,9 +252,7 @@ def test_a_sealed_client_refuses_a_broker_that_does_not_seal(tmp_path: Path) -> 
 
 def test_a_restarted_broker_keeps_its_key_and_its_clients(tmp_path: Path) -> None:
     async def main() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         configuration = Configuration(
             listen=[f"127.0.0.1:{port}"],
             data=tmp_path / "data",

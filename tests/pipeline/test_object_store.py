@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 from tests.cli.real import GODWIT, environment, error_of, eventually, godwit, lines, needs_posix, running
 from tests.pipeline.lakes import LOG, NOON
-from tests.spark.archives import free_port
+from tests.ports import free_port
 from tests.spark.session import running_broker
 
 from godwit.pipeline.checks import STATE, run_checks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +51,3 @@ def options(*places: Served | str, **more: str) -> dict[str, str]:
     """For a reader: of these archives."""
     addresses: Sequence[str] = [place if isinstance(place, str) else place.address for place in places]
     return {"archive": ",".join(addresses)} | more
-
-
-def free_port() -> int:
-    """For an archive that is to come back under its old address."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

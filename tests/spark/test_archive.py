@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.spark.archives import Served, free_port, served
+from tests.ports import free_port
+from tests.spark.archives import Served, served
 
 from godwit.spark.archive import Archive, ArchiveError, DataLossError, UnreachableError
 from godwit.spark.options import ArchiveAccess

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests.net.running import lossy
+from tests.ports import free_port
 
 from godwit.net import loop
 from godwit.net.relay import Relay
@@ -199,12 +200,13 @@ class Stage:
     async def broker(
         self,
         *arguments: str,
-        listen: tuple[str, ...] = ("127.0.0.1:0",),
+        listen: tuple[str, ...] = (),
         name: str = "broker",
         data: Path | None = None,
         archive: str = "none",
     ) -> Broker:
-        """A broker that is ready; its log is in the folder `data`, else in memory."""
+        """A broker that is ready; its log is in `data`, else in memory. It may be started again at its address."""
+        listen = listen or (f"127.0.0.1:{free_port()}",)
         broker = await self.starting_broker(*arguments, listen=listen, name=name, data=data, archive=archive)
         if archive != "none":
             await broker.serving_archive()
@@ -268,7 +270,7 @@ class ReservedPort:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind(("127.0.0.1", free_port()))
         self._socket.setblocking(False)
         self._knocking: set[Address] = set()
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"

@@ -302,7 +302,7 @@ def _translate(tree: Path, folder: Path) -> list[Any]:
 
 def written_extensions() -> list[Any]:
     """Return the modules that are written in C, each with the functions of the Python module of the same name."""
-    from setuptools import Extension
+    from distutils.extension import Extension
 
     files = CORE["c_files"](PACKAGE)
     return [Extension(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), [str(path)]) for path in files]

@@ -105,7 +105,8 @@ def compile_core(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     modules = {module: f"{module.replace('.', '/')}.py" for module in structs}
-    built = build_extensions(_translate(tree, folder / "c"), folder / "objects", package)
+    extensions = [*_translate(tree, folder / "c"), *written_extensions()]
+    built = build_extensions(extensions, folder / "objects", package)
     modules |= {module: path.relative_to(package).as_posix() for module, path in built.items()}
     description.write_text(head + f"MODULES = {modules!r}\n")
     return package
@@ -145,7 +146,7 @@ def is_compiled_source(path: Path) -> bool:
     return place.as_posix() in CORE["MODULES"] or (
         path.name != "__init__.py"
         and place.parent.as_posix() in CORE["PACKAGES"]
-        and place.as_posix() not in CORE["INTERPRETED"]
+        and place.as_posix() not in CORE["INTERPRETED"] + CORE["WRITTEN_IN_C"]
     )
 
 
@@ -297,6 +298,14 @@ def _translate(tree: Path, folder: Path) -> list[Any]:
         )
     finally:
         os.chdir(before)
+
+
+def written_extensions() -> list[Any]:
+    """Return the modules that are written in C, each with the functions of the Python module of the same name."""
+    from distutils.extension import Extension
+
+    files = CORE["c_files"](PACKAGE)
+    return [Extension(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), [str(path)]) for path in files]
 
 
 def build_extensions(extensions: list[Any], objects: Path, target: Path) -> dict[str, Path]:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import hatch_build
 import pytest
 
 from godwit import compiled_core
-from godwit.compiled_core import PACKAGES, is_compiled, source_digest, source_files
+from godwit.compiled_core import PACKAGES, c_files, is_compiled, source_digest, source_files
 from tests.cli.real import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,14 +68,29 @@ def test_the_variable_chooses_the_sources(tmp_path: Path) -> None:
 
 
 def test_an_edited_source_changes_the_digest(tmp_path: Path) -> None:
-    copies = [tmp_path / path.relative_to(PACKAGE) for path in source_files(PACKAGE)]
-    for path, copy in zip(source_files(PACKAGE), copies, strict=True):
+    sources = [*source_files(PACKAGE), *c_files(PACKAGE)]
+    copies = [tmp_path / path.relative_to(PACKAGE) for path in sources]
+    for path, copy in zip(sources, copies, strict=True):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     before = source_digest(tmp_path)
     assert before == source_digest(PACKAGE)
-    copies[len(copies) // 2].write_text("edited = True\n")
-    assert source_digest(tmp_path) != before
+    for copy in (copies[len(copies) // 2], copies[-1]):
+        was = copy.read_bytes()
+        copy.write_bytes(was + b" ")
+        assert source_digest(tmp_path) != before
+        copy.write_bytes(was)
+
+
+def test_modules_written_in_c_are_used() -> None:
+    from godwit.wire import bulk
+
+    assert (PACKAGE / "wire" / "bulk.c") in c_files(PACKAGE)
+    ending = ".py"
+    if is_compiled("godwit.wire.batch"):
+        assert is_compiled("godwit.wire.bulk")
+        ending = sysconfig.get_config_var("EXT_SUFFIX")
+    assert bulk.__file__.endswith(ending)
 
 
 def test_the_digest_covers_all_that_compiled_modules_import() -> None:

@@ -29,6 +29,9 @@ PACKAGES: Final = ("wire", "transport", "broker", "broker/jobs", "native", "mqtt
 """The packages of `godwit` whose modules are compiled."""
 MODULES: Final = ("net/driver.py", "net/udp.py")
 """Single modules of other packages that are compiled, too: they run for every datagram."""
+WRITTEN_IN_C: Final = ("wire/bulk.py",)
+"""Modules of these packages whose compiled form is not made of them: it is the file of the same name that ends in
+`.c`."""
 INTERPRETED: Final = (
     "broker/settings.py",
     "client/config.py",
@@ -58,12 +61,17 @@ def source_files(package: Path) -> list[Path]:
     return list(dict.fromkeys(path for pattern in patterns for path in sorted(package.glob(pattern))))
 
 
+def c_files(package: Path) -> list[Path]:
+    """Return the sources in C."""
+    return [package / path.replace(".py", ".c") for path in WRITTEN_IN_C]
+
+
 def source_digest(package: Path) -> str:
     """Return a digest of these sources. Raises OSError if there are no sources."""
     from hashlib import blake2b
 
     digest = blake2b(digest_size=16)
-    for path in source_files(package):
+    for path in [*source_files(package), *c_files(package)]:
         source = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(source)}\n".encode() + source)
     return digest.hexdigest()

@@ -18,8 +18,9 @@ from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
 from godwit.transport.connection_state import Components
 from godwit.transport.recovery import SentRun
-from godwit.transport.transmitter import FRAGMENT_HEAD, FULL_HEADER, Transmitter
+from godwit.transport.transmitter import FRAGMENT_HEAD, FULL_OVERHEAD_BYTES, Transmitter
 from godwit.wire import packet as wire
+from godwit.wire.bulk import decode_run
 from godwit.wire.packet import (
     CHECKSUM,
     FIRST_BYTE,
@@ -83,11 +84,10 @@ class PacketReceiver:
 
     def handle_packets(self, data: bytes, at: int, segment_bytes: int, now: float, received: ReceivedFrames) -> int:
         """Handle the packets from offset `at` on that are for this connection. Return the offset after them."""
-        view = memoryview(data)
         end = len(data)
         own_id = self._packet_head[1:]
         while at < end:
-            at += self._append_run(data, view, at, segment_bytes, now) * segment_bytes
+            at += self._append_run(data, at, segment_bytes, now) * segment_bytes
             if at >= end:
                 break
             if data[at + 1 : at + 9] != own_id:
@@ -139,15 +139,13 @@ class PacketReceiver:
             self._components.acknowledger.handle_run(same, now)
         return same
 
-    def _append_run(self, data: bytes, view: memoryview, at: int, segment_bytes: int, now: float) -> int:
+    def _append_run(self, data: bytes, at: int, segment_bytes: int, now: float) -> int:
         """Append the packets from `at` on that are the next full packets of the current record. Return their number.
 
-        The expected headers are known, so they are compared, not decoded. As in Transmitter, each step is one call into
-        C
-        for all packets.
+        The expected headers are known, so they are compared, not decoded.
         """
         assembly = self._components.receive_channels.current
-        body_bytes = segment_bytes - FULL_HEADER.size - CHECKSUM.size
+        body_bytes = segment_bytes - FULL_OVERHEAD_BYTES
         if body_bytes <= 0 or self._components.in_order is not None:
             return 0
         next_bytes = assembly.next_bytes
@@ -155,27 +153,25 @@ class PacketReceiver:
         if most <= 0:
             return 0
         number = self._components.acknowledger.largest + 1
-        headers = map(
-            FULL_HEADER.pack,
-            repeat(self._packet_head),
-            [place & _MASK for place in range(number, number + most)],
-            repeat(assembly.frame_head),
-            range(next_bytes, next_bytes + most * body_bytes, body_bytes),
+        bodies = decode_run(
+            data,
+            at,
+            segment_bytes,
+            most,
+            self._packet_head,
+            number,
+            assembly.frame_head,
+            next_bytes,
+            not self._is_sealed,
         )
-        places = range(at, at + most * segment_bytes, segment_bytes)
-        same = sum(takewhile(bool, map(data.startswith, headers, places)))
-        if self._is_sealed:
-            intact = same
-        else:
-            checksums = map(crc32c, [view[place : place + segment_bytes] for place in places[:same]])
-            intact = sum(takewhile(bool, map(INTACT.__eq__, checksums)))
-        if intact:
-            first, last = FULL_HEADER.size, segment_bytes - CHECKSUM.size
-            assembly.run.append(b"".join([view[place + first : place + last] for place in places[:intact]]))
-            assembly.next_bytes = next_bytes + intact * body_bytes
-            assembly.compact()
-            self._components.acknowledger.handle_run(intact, now)
-        return intact
+        if not bodies:
+            return 0
+        assembly.run.append(bodies)
+        assembly.next_bytes = next_bytes + len(bodies)
+        assembly.compact()
+        count = len(bodies) // body_bytes
+        self._components.acknowledger.handle_run(count, now)
+        return count
 
     def _handle_packet(self, packet: bytes, now: float, received: ReceivedFrames) -> None:
         """Handle a packet that is not the next full one. Raises DecodeError for a protocol violation."""

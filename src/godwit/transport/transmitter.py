@@ -7,10 +7,7 @@ have one size, because the kernel cuts a train into equal parts; so a packet tha
 from __future__ import annotations
 
 import struct
-from itertools import chain, repeat
 from typing import Final
-
-from crc32c import crc32c
 
 from godwit.limits import MAX_PACKET_GAP_THRESHOLD, MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.congestion import Flight, Pacer, train_bytes, train_limit_bytes
@@ -18,6 +15,7 @@ from godwit.transport.connection_state import Components
 from godwit.transport.protection import EXTRA_BYTES
 from godwit.transport.recovery import ControlFrameKey, SentRun
 from godwit.transport.send_channels import Fragment, UnreliableRecord
+from godwit.wire.bulk import encode_run
 from godwit.wire.packet import (
     CHECKSUM,
     DATA,
@@ -50,12 +48,10 @@ SKIP_SPREAD: Final = 1024
 """A number is skipped after at least SKIP_INTERVAL packets and up to SKIP_SPREAD more, at the start of a train."""
 assert SKIP_INTERVAL > MAX_PACKET_GAP_THRESHOLD, "at most one skipped number matters to the detection of a loss"
 
-FULL_HEADER: Final = struct.Struct(">9sI9sI")
-"""The headers of a packet and of a fragment in one call; the constant parts of a run of packets are packed before."""
-assert FULL_HEADER.size == HEADER.size + FRAGMENT_HEADER.size
 FRAGMENT_HEAD: Final = struct.Struct(">9sI")
-"""The same for the header of a fragment alone."""
-FULL_OVERHEAD_BYTES: Final = FULL_HEADER.size + CHECKSUM.size
+"""The header of a fragment in one call; all but its offset is packed before for a run of packets."""
+FULL_OVERHEAD_BYTES: Final = HEADER.size + FRAGMENT_HEADER.size + CHECKSUM.size
+"""The bytes of a full packet of a long record that are not its body."""
 
 
 class Transmitter:
@@ -234,7 +230,7 @@ class Transmitter:
         record = self._components.send_channels.next_bulk(body_bytes)
         if record is None:
             return 0, 0
-        body = memoryview(record.body)
+        body = record.body
         start = record.cut_bytes
         full = min(most, (len(body) - start) // body_bytes)
         stop = start + full * body_bytes
@@ -249,23 +245,16 @@ class Transmitter:
             stop = len(body)
         self._components.send_channels.mark_cut(record, stop - start)
         count = full + takes_rest
-        frame_heads = [DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)] * count
+        head = DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)
+        last_head = head
         if stop == len(body):
             kind = DATA | LAST | END if record.ends_channel else DATA | LAST
-            frame_heads[-1] = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
-        # Each step is one call into C for all packets of the run.
-        starts = range(start, stop, body_bytes)
+            last_head = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
         if self._protection is not None:
-            heads = map(FRAGMENT_HEAD.pack, frame_heads, starts)
-            contents = [head + body[place : place + body_bytes] for head, place in zip(heads, starts, strict=True)]
-            chunks += self._protection.seal_run(contents, number)
+            chunks += self._protection.seal_run(_fragments(body, start, stop, body_bytes, head, last_head), number)
         else:
             packet_head = HEADER.pack(FIRST_BYTE, self._components.peer_id, 0)[: -U32.size]
-            numbers = [place & _MASK for place in range(number, number + count)]
-            headers = map(FULL_HEADER.pack, repeat(packet_head), numbers, frame_heads, starts)
-            packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
-            checksums = map(CHECKSUM.pack, map(crc32c, packets))
-            chunks += chain.from_iterable(zip(packets, checksums, strict=True))
+            chunks.append(encode_run(body, start, stop, body_bytes, packet_head, number, head, last_head))
         self.next_number = number + count
         return count, left_bytes + self._full_overhead_bytes if takes_rest else datagram_bytes
 
@@ -356,3 +345,13 @@ class Transmitter:
         self._pacer.bucket_bytes -= sent_bytes
         self.packets_sent += count
         self.bytes_sent += sent_bytes
+
+
+def _fragments(body: bytes, start: int, stop: int, body_bytes: int, head: bytes, last_head: bytes) -> list[bytes]:
+    """Return the frames of a run of packets: what encode_run puts into packets."""
+    view = memoryview(body)[:stop]
+    starts = range(start, stop, body_bytes)
+    heads = [head] * len(starts)
+    heads[-1] = last_head
+    packed = map(FRAGMENT_HEAD.pack, heads, starts)
+    return [one + view[place : place + body_bytes] for one, place in zip(packed, starts, strict=True)]

@@ -401,7 +401,7 @@ def test_a_scrape_takes_little_time_of_the_loop() -> None:
             clients = [connect(service.urls[0]) for _ in range(100)]
             for client in clients:
                 await client.__aenter__()
-            metrics = broker_metrics.BrokerMetrics(service._get_parts, MetricsSection(listen="127.0.0.1:0"))
+            metrics = broker_metrics.BrokerMetrics(service.parts, MetricsSection(listen="127.0.0.1:0"))
             began = time.process_time()
             for _ in range(10):
                 await metrics._collect()

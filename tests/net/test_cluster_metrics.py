@@ -115,7 +115,7 @@ def test_the_active_node_is_ready_while_it_serves_clients(member: ClusterMember,
     member.status = standby(now, state="active")
     name = "the node n1 of the cluster test"
     serving = report_of(member, is_serving=True, engine_problem="does not answer")  # another server is used
-    assert readiness(serving) == (True, f"{name} works, and is active")
+    assert readiness(serving) == (True, f"{name} is active and serves clients")
     assert serving.activity() == (True, f"{name} is active")
     opening = report_of(member)
     for found in (readiness(opening), opening.activity()):

@@ -107,8 +107,10 @@ class NodeReport:
         """Return whether this node can do its job: serve clients, or take over soon."""
         found = self.health()
         status = self._member.status
-        if not found.is_good or self._is_active:
+        if not found.is_good:
             return found
+        if self._is_active:
+            return Health(True, f"{self._name} is active and serves clients")
         if self.is_ending:
             return Health(False, f"{self._name} is being stopped")
         if status.state == "active":

@@ -392,7 +392,9 @@ def test_every_metric_is_in_the_guide() -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("arguments", [["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"]])
+@pytest.mark.parametrize("arguments", [
+    ["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"], ["check", "config", "cluster.yml"],
+], ids=" ".join)  # fmt: skip
 def test_promtool_accepts_the_files(arguments: list[str]) -> None:
     assert PROMTOOL is not None
     done = subprocess.run(

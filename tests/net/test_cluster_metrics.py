@@ -24,7 +24,7 @@ from godwit.net import cluster_metrics, cluster_service
 from godwit.net.archive_process import ArchiveProcess
 from godwit.net.broker_metrics import Health
 from godwit.net.cluster_member import ClusterMember, MemberStatus
-from godwit.net.cluster_metrics import FAR_BEHIND_RECORDS, NodeReport
+from godwit.net.cluster_metrics import FAR_BEHIND_RECORDS, NodeMetrics
 from godwit.net.cluster_service import ClusterService
 from godwit.net.engine_server import EngineServer
 from godwit.server.cluster_configuration import ClusterSection
@@ -65,10 +65,10 @@ class SickServer(EngineServer):
         return self.problem
 
 
-def report_of(member: ClusterMember, *, is_serving: bool = False, engine_problem: str | None = None) -> NodeReport:
+def report_of(member: ClusterMember, *, is_serving: bool = False, engine_problem: str | None = None) -> NodeMetrics:
     archive = ArchiveProcess(member.folder.stages_path, import_staged=lambda _: None, on_notice=lambda _: None)
     server = None if engine_problem is None else SickServer(engine_problem)
-    return NodeReport(SECTION, member, archive, server, lambda: is_serving)
+    return NodeMetrics(SECTION, member, archive, server, lambda: is_serving)
 
 
 def standby(now: float, **fields: object) -> MemberStatus:
@@ -77,7 +77,7 @@ def standby(now: float, **fields: object) -> MemberStatus:
     return MemberStatus(**{"position": 5000, "engine_at": now, "members": (beat,), **fields})  # type: ignore[arg-type]
 
 
-def readiness(report: NodeReport) -> Health:
+def readiness(report: NodeMetrics) -> Health:
     return asyncio.run(report.readiness())
 
 

@@ -27,7 +27,7 @@ MIN_ENGINE_S: Final = 3.0
 """A node asks the engine each second. Without an answer for `withdraw_s`, and at least this time, it has no engine."""
 
 
-class NodeReport:
+class NodeMetrics:
     """The health and the metrics of a node, in its event loop."""
 
     def __init__(

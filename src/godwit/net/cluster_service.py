@@ -31,7 +31,7 @@ from godwit.net.address import format_address
 from godwit.net.broker_archive import BrokerArchive, Notices
 from godwit.net.broker_metrics import BrokerMetrics, BrokerParts, announce_metrics, open_metrics
 from godwit.net.cluster_member import ClusterMember, MemberStatus, NewEngine, ReplicatedLog
-from godwit.net.cluster_metrics import NodeReport
+from godwit.net.cluster_metrics import NodeMetrics
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import RESET_KEY_BYTES, open_folder
 from godwit.net.engine_server import EngineServer
@@ -173,7 +173,7 @@ class ClusterService:
         self._archive: BrokerArchive
         self._listeners: list[StandbyListener] = []
         self._engine_server: EngineServer | None = None
-        self._report: NodeReport
+        self._report: NodeMetrics
         self._metrics: MetricsServer | None = None
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -285,7 +285,7 @@ class ClusterService:
         self._archive = BrokerArchive(
             self._folder, self._notices, import_staged=self._refuse_import, on_notice=self._write_notice
         )
-        self._report = NodeReport(
+        self._report = NodeMetrics(
             section, self._member, self._archive.process, self._engine_server, lambda: self.service is not None
         )
 

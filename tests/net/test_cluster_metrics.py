@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.metrics.http_client import PROMTOOL, Reply, address_of, check_with_promtool, get, samples
@@ -83,7 +84,7 @@ def readiness(report: NodeMetrics) -> Health:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(cluster_metrics.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(cluster_metrics, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     return 1000.0
 
 
@@ -206,6 +207,31 @@ def test_a_withdrawn_node_is_not_ready_and_returns(tmp_path: Path, monkeypatch: 
                 engines[0].is_silent = False
                 await wait_for(node, "/activez", 200)
                 assert node.metrics_url == url
+
+    asyncio.run(main())
+
+
+def test_a_node_that_is_being_stopped_answers_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load balancers see that it ends, while its clients are closed and it hands over."""
+
+    async def main() -> None:
+        replies: list[Reply] = []
+        with engine_in_memory(monkeypatch):
+            async with asyncio.timeout(120.0), ClusterService(node_configuration(tmp_path), notices=Notices()) as node:
+                await wait_for(node, "/activez", 200)
+                close_service = node._close_service
+
+                async def close() -> None:
+                    replies.extend([await fetch(node, path) for path in ("/healthz", "/readyz", "/activez")])
+                    await close_service()
+                    replies.append(await fetch(node, "/metrics"))
+
+                monkeypatch.setattr(node, "_close_service", close)
+                endpoint = address_of(node.metrics_url)
+        assert [reply.status for reply in replies] == [200, 503, 503, 200]
+        assert replies[1].body == b"the node n1 of the cluster test is being stopped\n"
+        with pytest.raises(ConnectionRefusedError):
+            get(endpoint, "/healthz")
 
     asyncio.run(main())
 

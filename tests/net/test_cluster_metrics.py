@@ -7,8 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from tests.metrics.http_client import PROMTOOL, Reply, address_of, check_with_promtool, get, samples
@@ -28,7 +30,7 @@ from godwit.net.cluster_member import ClusterMember, MemberStatus
 from godwit.net.cluster_metrics import FAR_BEHIND_RECORDS, NodeMetrics
 from godwit.net.cluster_service import ClusterService
 from godwit.net.engine_server import EngineServer
-from godwit.server.cluster_configuration import ClusterSection
+from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
 from godwit.server.configuration import ArchiveSection, Configuration, MetricsSection
 from godwit.store.folder import DataFolder
 
@@ -61,8 +63,10 @@ class SickServer(EngineServer):
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
+        self.checks = 0
 
     def find_problem(self) -> str:
+        self.checks += 1
         return self.problem
 
 
@@ -145,6 +149,65 @@ def test_a_node_that_has_stopped_does_not_work(member: ClusterMember, now: float
     member.status = standby(now)
     member.failure = GodwitError("no engine")
     assert report.health() == (False, "the node n1 of the cluster test has stopped: no engine")
+
+
+def test_requests_share_a_check_of_the_server(member: ClusterMember, now: float) -> None:
+    """Many requests must not take all threads of the loop."""
+    archive = ArchiveProcess(member.folder.stages_path, import_staged=lambda _: None, on_notice=lambda _: None)
+    server = SickServer("")
+    report = NodeMetrics(SECTION, member, archive, server, lambda: False)
+    member.status = standby(now)
+
+    async def main() -> None:
+        assert all(found.is_good for found in await asyncio.gather(*(report.readiness() for _ in range(20))))
+        assert server.checks == 1
+        await report.readiness()
+        assert server.checks == 2
+
+    asyncio.run(main())
+
+
+class HealthHandler(BaseHTTPRequestHandler):
+    """Answers as the monitor of a NATS server, by the number of the request."""
+
+    replies: ClassVar = [
+        (200, b'{"status":"ok"}'),
+        (503, b'{"status":"unavailable","error":"JetStream is not current"}'),
+        (500, b"["),
+        (503, b'{"error":'),
+    ]
+
+    def do_GET(self) -> None:
+        status, body = self.replies.pop(0)
+        assert self.path == "/healthz"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+def test_the_health_of_a_server_of_the_engine(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HealthHandler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        port = http.server_port
+        places = tuple(f"127.0.0.1:{number}" for number in range(1, 4))
+        section = ClusterSection(
+            name="test",
+            node="n2",
+            servers=tuple(f"nats://{place}" for place in places),
+            monitors=("http://127.0.0.1:1", f"http://127.0.0.1:{port}", "http://127.0.0.1:3"),
+            run=EngineRunSection(number=2, routes=places, program=sys.executable),
+        )
+        server = EngineServer(section, tmp_path / "engine", lambda notice: None)
+        assert server.find_problem() == ""
+        assert server.find_problem() == "is not up to date (JetStream is not current)"
+        assert server.find_problem() == "is not up to date (status 500)"
+        assert server.find_problem() == "is not up to date (status 503)"
+        http.shutdown()
+    assert server.find_problem().startswith("does not answer (")
 
 
 # -- one node on an engine in memory ----------------------------------------------------------------------------------

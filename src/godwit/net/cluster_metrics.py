@@ -52,6 +52,7 @@ class NodeMetrics:
         self._archive = archive
         self._engine_server = engine_server
         self._is_serving = is_serving
+        self._checking: asyncio.Task[str] | None = None
         self.is_ending = False
         """Whether the node is being stopped."""
 
@@ -124,9 +125,17 @@ class NodeMetrics:
         if status.lacking > FAR_BEHIND_RECORDS:
             text = f"{self._name} is a standby that is {status.lacking:,} records behind, more than "
             return Health(False, f"{text}{FAR_BEHIND_RECORDS:,}")
-        if self._engine_server is not None and (problem := await asyncio.to_thread(self._engine_server.find_problem)):
+        if problem := await self._engine_server_problem():
             return Health(False, f"{self._name} is a standby whose server of the engine {problem}")
         return Health(True, f"{self._name} is a standby, and {status.lacking:,} records behind")
+
+    async def _engine_server_problem(self) -> str:
+        """Return the problem of the server that this node runs. All requests that come meanwhile share one check."""
+        if self._engine_server is None:
+            return ""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(asyncio.to_thread(self._engine_server.find_problem))
+        return await asyncio.shield(self._checking)
 
     # -- metrics ------------------------------------------------------------------------------------------------------
 

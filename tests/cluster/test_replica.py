@@ -109,10 +109,12 @@ def test_a_full_disk_is_not_a_failure(cluster: Cluster, monkeypatch: pytest.Monk
         patched.setattr(cluster.store, "apply", fail)
         assert cluster.work() == []
     assert cluster.replica.node.state == "withdrawn"
+    assert cluster.replica.storage_problem == "the disk is full"
     assert cluster.store.next_offset == 0
     cluster.now += 2.0
     assert cluster.work() == []  # its sender is gone
     assert cluster.store.next_offset == 1
+    assert cluster.replica.storage_problem == ""
 
 
 def test_nothing_is_answered_in_doubt(cluster: Cluster) -> None:

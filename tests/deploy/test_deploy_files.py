@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 KUBERNETES = DEPLOY / "kubernetes" / "godwit.yaml"
+CLUSTER = DEPLOY / "kubernetes" / "cluster.yaml"
 UNIT = DEPLOY / "systemd" / "godwit.service"
 CONTAINERFILE = DEPLOY / "Containerfile"
 USER = "10001"
@@ -78,8 +79,9 @@ def test_the_compose_file_has_the_schema_of_compose() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
-def test_the_resources_have_the_schemas_of_kubernetes(version: str) -> None:
-    assert "passed" in checked("kubernetes-validate", "--strict", "--kubernetes-version", version, str(KUBERNETES))
+@pytest.mark.parametrize("file", [KUBERNETES, CLUSTER], ids=lambda file: file.stem)
+def test_the_resources_have_the_schemas_of_kubernetes(file: Path, version: str) -> None:
+    assert "passed" in checked("kubernetes-validate", "--strict", "--kubernetes-version", version, str(file))
 
 
 @needs("systemd-analyze", "apt install systemd")
@@ -224,7 +226,8 @@ def test_the_pod_has_probes_and_no_rights() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert pod()["containers"][0]["image"] == f"godwit:{version}"
+    for file in (KUBERNETES, CLUSTER):
+        assert set(re.findall(r"image: (\S+)", file.read_text())) == {f"godwit:{version}"}
 
 
 @pytest.mark.parametrize("text", [

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,8 @@ def test_a_log_on_disk_has_histograms_and_sizes(tmp_path: Path) -> None:
             assert found["godwit_log_disk_size_bytes"] > found["godwit_log_disk_free_bytes"] > 0
             assert found["godwit_log_writable"] == 1
             assert "godwit_archive_up" in found
+            assert not [name for name in found if "cluster" in name]
+            assert found.get("process_resident_memory_bytes", 0) > 1e6 or sys.platform != "linux"
 
     run(main, deadline_s=60.0)
 
@@ -261,8 +264,12 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     async def main() -> None:
         async with measured(tmp_path / "data") as service, connect(service.urls[0]) as client:
-            assert (await fetch(service, "/healthz"))[::2] == (200, b"ok\n")
-            assert (await fetch(service, "/readyz"))[::2] == (200, b"ok\n")
+            for path, sentence in (
+                ("/healthz", b"this broker works\n"),
+                ("/readyz", b"this broker stores messages and serves clients\n"),
+                ("/activez", b"this broker is active: it is not a node of a cluster\n"),
+            ):
+                assert (await fetch(service, path))[::2] == (200, sentence)
             assert isinstance(service._durable, DurableLog)
             store = service._durable._store
             broken = True
@@ -281,6 +288,7 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert b"the log is not writable: the disk is full" in reply.body
             assert (await read(service))["godwit_log_writable"] == 0
             assert (await fetch(service, "/healthz")).status == 200
+            assert (await fetch(service, "/activez")).status == 200
             broken = False
             while (await fetch(service, "/readyz")).status != 200:
                 pass
@@ -356,7 +364,7 @@ def test_names_on_a_public_address_are_a_warning() -> None:
 def exported() -> set[str]:
     """All names of metrics in the sources, as they are in expressions."""
     names = set()
-    for path in ("net/broker_metrics.py", "pipeline/metrics.py"):
+    for path in ("net/broker_metrics.py", "net/cluster_metrics.py", "pipeline/metrics.py"):
         source = (ROOT / "src" / "godwit" / path).read_text()
         for kind, name in re.findall(r"metrics\.(gauge|counters?|histogram)\(\s*\"(\w+)\"", source):
             names.add(f"godwit_{name}{'_total' if kind.startswith('counter') else ''}")
@@ -384,7 +392,9 @@ def test_every_metric_is_in_the_guide() -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("arguments", [["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"]])
+@pytest.mark.parametrize("arguments", [
+    ["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"], ["check", "config", "cluster.yml"],
+], ids=" ".join)  # fmt: skip
 def test_promtool_accepts_the_files(arguments: list[str]) -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
@@ -401,7 +411,7 @@ def test_a_scrape_takes_little_time_of_the_loop() -> None:
             clients = [connect(service.urls[0]) for _ in range(100)]
             for client in clients:
                 await client.__aenter__()
-            metrics = broker_metrics.BrokerMetrics(service._get_parts, MetricsSection(listen="127.0.0.1:0"))
+            metrics = broker_metrics.BrokerMetrics(service.parts, MetricsSection(listen="127.0.0.1:0"))
             began = time.process_time()
             for _ in range(10):
                 await metrics._collect()

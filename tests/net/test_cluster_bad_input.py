@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.metrics.http_client import address_of, get, samples
 from tests.net.cluster_nodes import Cluster, NodeProcess, content_hash, godwit_command, wait_until
 from tests.net.nats_servers import NatsServers, find_program
 from tests.net.test_cluster_retention import publish, stored, wait_for_equal
@@ -52,7 +53,7 @@ def has_reported(node: NodeProcess, *texts: str) -> bool:
 @contextmanager
 def running(folder: Path) -> Iterator[tuple[NatsServers, Cluster]]:
     servers = NatsServers(folder)
-    cluster = Cluster(folder, servers)
+    cluster = Cluster(folder, servers, more='[metrics]\nlisten = "127.0.0.1:0"\n')
     try:
         servers.start()
         cluster.start()
@@ -121,7 +122,12 @@ def test_the_disk_of_a_standby_is_full(tmp_path: Path) -> None:
         ballast = fill(small.data)
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))
         wait_until(lambda: has_reported(small, "it cannot store records, which is tried again", "full"))
+        endpoint = address_of(next(line["url"] for line in small.lines if line["kind"] == "metrics"))
+        wait_until(lambda: b"that cannot store records" in get(endpoint, "/readyz").body)
+        wait_until(lambda: samples(get(endpoint, "/metrics").body)["godwit_log_writable"] == 0)
+        assert get(endpoint, "/healthz").status == 200
         ballast.unlink()
+        wait_until(lambda: get(endpoint, "/readyz").status == 200)
         wait_until(lambda: has_reported(small, "its file can be written again"))
         check(cluster, confirmed)
 

@@ -78,7 +78,7 @@ def broker(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="TCP address that serves metrics for Prometheus, /healthz and /readyz.",
+            help="TCP address that serves metrics for Prometheus, /healthz, /readyz and /activez.",
             show_default="none, unless the configuration has [metrics]",
         ),
     ] = None,

@@ -97,6 +97,8 @@ class Replica:
         self.has_cut_in_flight = False
         self.retention_problem = ""
         """Why retention could not be planned last; empty if it could."""
+        self.storage_problem = ""
+        """Why the file could not be written last; empty if it could."""
 
     def _identity(self) -> LogIdentity:
         meta = self.store.meta
@@ -210,9 +212,11 @@ class Replica:
                 node.handle_apply_failed(str(error), is_foreign=True)
             except StorageError as error:
                 self._retry_at = now + RETRY_S
+                self.storage_problem = str(error)
                 node.handle_apply_failed(str(error))
                 break
             else:
+                self.storage_problem = ""
                 for one in steps:
                     for token in one.token or ():
                         answers.append(self._finish(token) if isinstance(token, _ProposedCut) else token)

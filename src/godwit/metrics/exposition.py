@@ -86,6 +86,14 @@ class MetricSet:
         return generate_latest(self)
 
 
+def render_process() -> bytes:
+    """Return the usual metrics of a process, `process_...`, of this one. There are none outside Linux."""
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.process_collector import ProcessCollector
+
+    return generate_latest(ProcessCollector(registry=None))
+
+
 def _text(value: str) -> str:
     """Return a label's value as valid Unicode: names come from the network, and from the file system."""
     return value.encode("utf-8", "replace").decode()

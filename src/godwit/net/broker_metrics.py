@@ -13,26 +13,29 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from godwit.broker.access import is_like
 from godwit.broker.effects import Notice
 from godwit.broker.session import Session, is_group_session
 from godwit.broker.subscription import BrokerSubscription
-from godwit.metrics.exposition import MetricSet
-from godwit.metrics.server import Answer, HttpReply, call_in, metrics_reply
+from godwit.metrics.exposition import MetricSet, render_process
+from godwit.metrics.server import Answer, HttpReply, MetricsServer, call_in, metrics_reply, open_endpoint
 from godwit.native.peer import NativePeer
+from godwit.net.address import parse_broker
 from godwit.net.archive_process import ArchiveProcess
-from godwit.net.cluster_member import MemberStatus, ReplicatedLog
+from godwit.net.broker_archive import Notices, is_local
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import BrokerLog
 from godwit.net.mqtt import MqttListeners
+from godwit.net.service_warnings import names_in_metrics
 from godwit.server.configuration import MetricsSection
 from godwit.server.server import Server
 from godwit.transport.connection import Connection
@@ -40,6 +43,8 @@ from godwit.transport.connection_state import TransportTotals
 from godwit.transport.events import ConnectionState
 from godwit.transport.sealed_connection import SealedConnection
 
+METRICS_PORT: Final = 9464
+"""The usual port of metrics of programs that have none of their own."""
 SLICE: Final = 200
 """Connections, subscriptions or topics that are examined before other work of the loop."""
 MIN_INTERVAL_S: Final = 0.25
@@ -61,13 +66,45 @@ class BrokerParts(NamedTuple):
     archive: ArchiveProcess | None
 
 
+class Health(NamedTuple):
+    """The answer to a supervisor."""
+
+    is_good: bool
+    text: str
+    """A sentence with the reason."""
+
+
+class NodeOfBroker(Protocol):
+    """The node of a cluster whose broker this is, see godwit.net.cluster_metrics. Called in the broker's event loop."""
+
+    @property
+    def folder(self) -> Path:
+        """The data folder."""
+
+    def health(self) -> Health: ...
+    def activity(self) -> Health: ...
+    async def readiness(self) -> Health: ...
+    def add_metrics(self, metrics: MetricSet) -> None: ...
+    def add_active(self, metrics: MetricSet) -> None: ...
+    def add_standby(self, metrics: MetricSet) -> None: ...
+
+
 class BrokerMetrics:
     """Answers the requests to the metrics endpoint of a broker."""
 
-    def __init__(self, parts: Callable[[], BrokerParts], section: MetricsSection) -> None:
-        """Make it in the broker's event loop. `parts` returns the present parts, and is called in that loop."""
+    def __init__(
+        self, parts: Callable[[], BrokerParts | None], section: MetricsSection, node: NodeOfBroker | None = None
+    ) -> None:
+        """Make it in the broker's event loop.
+
+        Args:
+            parts: Returns the present parts, and is called in that loop; None while a node is not active.
+            section: Which names are shown.
+            node: The node of a cluster that the broker belongs to.
+        """
         self._parts = parts
         self._section = section
+        self._node = node
         self._loop = asyncio.get_running_loop()
         self._rendered = b""
         self._rendered_at = -math.inf
@@ -76,7 +113,12 @@ class BrokerMetrics:
 
     def answers(self) -> dict[str, Answer]:
         """Return the replies by path, for MetricsServer."""
-        return {"/metrics": self._answer_metrics, "/healthz": self._answer_health, "/readyz": self._answer_ready}
+        return {
+            "/metrics": self._answer_metrics,
+            "/healthz": partial(self._answer_supervisor, self._find_health),
+            "/readyz": partial(self._answer_supervisor, self._find_readiness),
+            "/activez": partial(self._answer_supervisor, self._find_activity),
+        }
 
     # -- in the thread of the endpoint --------------------------------------------------------------------------------
 
@@ -97,23 +139,33 @@ class BrokerMetrics:
         metrics, data = await call_in(self._loop, self._collect)
         if data is not None:
             add_files(metrics, data)
-        return metrics.render()
+        return metrics.render() + render_process()
 
-    async def _answer_health(self) -> HttpReply:
-        await call_in(self._loop, partial(asyncio.sleep, 0))
-        return HttpReply(200, b"ok\n")
-
-    async def _answer_ready(self) -> HttpReply:
-        problem = await call_in(self._loop, self._find_problem)
-        return HttpReply(503, f"{problem}\n".encode()) if problem else HttpReply(200, b"ok\n")
+    async def _answer_supervisor(self, find: Callable[[], Coroutine[Any, Any, Health]]) -> HttpReply:
+        found = await call_in(self._loop, find)
+        text = " ".join(found.text.split())  # reasons come from other programs, too
+        return HttpReply(200 if found.is_good else 503, f"{text}\n".encode())
 
     # -- in the broker's event loop -----------------------------------------------------------------------------------
 
-    async def _find_problem(self) -> str:
-        """Return why the broker cannot do its work, or an empty text."""
-        durable = self._parts().durable
-        if durable is None:
-            return ""
+    async def _find_health(self) -> Health:
+        return Health(True, "this broker works") if self._node is None else self._node.health()
+
+    async def _find_activity(self) -> Health:
+        if self._node is None:
+            return Health(True, "this broker is active: it is not a node of a cluster")
+        return self._node.activity()
+
+    async def _find_readiness(self) -> Health:
+        found = Health(True, "this broker stores messages and serves clients")
+        if self._node is not None:
+            found = await self._node.readiness()
+        parts = self._parts()
+        problem = "" if parts is None or parts.durable is None else self._find_problem(parts.durable)
+        return Health(False, problem) if found.is_good and problem else found
+
+    def _find_problem(self, durable: BrokerLog) -> str:
+        """Return why the log cannot store messages, or an empty text."""
         writer = durable.log.writer
         now = time.monotonic()
         if (since := writer.busy_since) is not None and now > since + STALLED_S:
@@ -127,7 +179,20 @@ class BrokerMetrics:
     async def _collect(self) -> tuple[MetricSet, Path | None]:
         """Return the metrics, and the data folder."""
         metrics = MetricSet()
-        parts = self._parts()
+        node, parts = self._node, self._parts()
+        if node is not None:
+            node.add_metrics(metrics)
+            if parts is None:
+                node.add_standby(metrics)
+            else:
+                node.add_active(metrics)
+        if parts is not None:
+            await self._collect_broker(metrics, parts)
+        if node is not None:
+            return metrics, node.folder
+        return metrics, None if parts is None or parts.durable is None else parts.durable.folder.path
+
+    async def _collect_broker(self, metrics: MetricSet, parts: BrokerParts) -> None:
         add_core(metrics, parts)
         add_drops(metrics, parts)
         await add_transport(metrics, parts.server)
@@ -135,15 +200,12 @@ class BrokerMetrics:
         add_bridges(metrics, parts.server)
         if parts.durable is not None:
             add_log(metrics, parts.durable)
-        if isinstance(parts.durable, ReplicatedLog):
-            add_cluster(metrics, parts.durable.status)
         if parts.archive is not None:
             add_archive(metrics, parts.archive)
         if self._section.clients:
             await self._add_clients(metrics, parts.server)
         if self._section.topics:
             await self._add_topics(metrics, parts.server)
-        return metrics, None if parts.durable is None else parts.durable.folder.path
 
     async def _add_clients(self, metrics: MetricSet, server: Server) -> None:
         """Add metrics by client, for names that the configuration selects."""
@@ -196,6 +258,22 @@ class BrokerMetrics:
                     break
                 await asyncio.sleep(0)
         _add_omitted(metrics, "topic", omitted)
+
+
+async def open_metrics(section: MetricsSection | None) -> socket.socket | None:
+    """Return the listening socket of the endpoint, if there is one. Raises SocketError if the system refuses it."""
+    if section is None:
+        return None
+    host, port = parse_broker(section.listen, default_port=METRICS_PORT)
+    return await asyncio.get_running_loop().run_in_executor(None, open_endpoint, host, port)
+
+
+def announce_metrics(notices: Notices, section: MetricsSection, server: MetricsServer) -> None:
+    """Write where the endpoint is, and a warning if it shows names to other machines."""
+    url = server.url
+    if (section.clients or section.topics) and not is_local(section.listen):
+        notices.write("warning", names_in_metrics(url), {"url": url})
+    notices.write("metrics", f"metrics on {url}/metrics", {"url": url})
 
 
 def _add_omitted(metrics: MetricSet, label: str, count: int) -> None:
@@ -349,24 +427,6 @@ def add_log(metrics: MetricSet, durable: BrokerLog) -> None:
     text = "Messages that the rules of retention have deleted."
     metrics.counter("log_retention_deleted_messages", text, writer.deleted_messages)
     metrics.gauge("log_read_queue_depth", "Reads of the log that wait.", durable.log.reads_waiting)
-
-
-def add_cluster(metrics: MetricSet, status: MemberStatus) -> None:
-    """Add the figures of a cluster, as its active node has them."""
-    text = "Nodes of the cluster from which heartbeats arrive, with this one."
-    metrics.gauge("cluster_nodes", text, len(status.members))
-    text = "Nodes of the cluster from which heartbeats arrived, and do no longer."
-    metrics.gauge("cluster_nodes_away", text, len(status.absent))
-    text = "Number of the claim with which this node became active; it grows with each change of the active node."
-    metrics.gauge("cluster_epoch", text, status.epoch)
-    text = "Records that the engine has not confirmed."
-    metrics.gauge("cluster_records_in_flight", text, status.in_flight)
-    text = "Records of the replicated log that do not count, because another node had claimed it."
-    metrics.counter("cluster_void_records", text, status.void)
-    text = "Records of the replicated log that the file of the node lacks."
-    for beat in (*status.members, *status.absent):
-        behind = max(0, status.position - beat.applied)
-        metrics.gauge("cluster_node_behind_records", text, behind, node=beat.name)
 
 
 def add_archive(metrics: MetricSet, archive: ArchiveProcess) -> None:

@@ -34,6 +34,7 @@ from godwit.cluster.engine import (
     EngineUnavailableError,
     RecordFound,
     Stored,
+    StreamInfo,
 )
 from godwit.cluster.node import MEMBER_S
 from godwit.cluster.replica import AppliedCut, FailedAppend, Replica, ReplicaAnswer
@@ -106,12 +107,24 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0
     void: int = 0
     in_flight: int = 0
+    engine_at: float | None = None
+    """When the engine last reported how far the records reach, in monotonic seconds."""
+    claiming_since: float | None = None
+    """Since when a claim of this standby has not been stored. Servers without a majority answer, and store nothing."""
+    storage_problem: str = ""
+    """Why the file could not be written last; empty if it could."""
     active_name: str = ""
     active_address: str = ""
     members: tuple[Heartbeat, ...] = ()
     """The last heartbeats of the present nodes, this one first."""
     absent: tuple[Heartbeat, ...] = ()
     """The last heartbeats of nodes that have sent none for a while."""
+
+    @property
+    def lacking(self) -> int:
+        """How many records of the replicated log the file of this node lacks, as far as is known."""
+        applied = self.members[0].applied if self.members else self.position
+        return self.behind + max(0, self.position - applied)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,7 +305,7 @@ class ClusterMember:
         self._on_notice = on_notice
         self.store = ReplicaStore.open(folder.log_path, new_log_id=os.urandom(LOG_ID_BYTES), now_us=now_us)
         self.checkpoints = Checkpoints(self.store, self._on_checkpoint_failed)
-        self.status = MemberStatus()
+        self.status = MemberStatus(epoch=self.store.place.epoch, position=self.store.place.position)
         self.snapshot: LogSnapshot | None = None
         """The log at the moment at which this node became active."""
         self.handover: str | None = None
@@ -312,6 +325,8 @@ class ClusterMember:
         self._read_bytes = 0
         """Bytes of records that were read and may not be applied yet."""
         self._status_at = 0.0
+        self._engine_at: float | None = None
+        self._claiming_since: float | None = None
         self._clock = LogClock(self.store)
         self._retention_problem = ""
         self._checkpoint_problem = ""
@@ -445,7 +460,9 @@ class ClusterMember:
         elif isinstance(item, _Closed):
             node.handle_closed()
         elif not isinstance(item, _End):
-            if isinstance(item, Stored | RecordFound):
+            if isinstance(item, StreamInfo):
+                self._engine_at = now
+            elif isinstance(item, Stored | RecordFound):
                 self._read_bytes += len(item.data)
             elif isinstance(item, Beat) and (command := decode_command(item.data)) is not None:
                 self._on_command(command, now)
@@ -556,6 +573,8 @@ class ClusterMember:
                 stored=store.state(),
                 last_received_us=store.last_received_us,
             )
+        is_claiming = node.state == "standby" and node.in_flight > 0
+        self._claiming_since = (self._claiming_since or now) if is_claiming else None
         present: list[Heartbeat] = []
         absent: list[Heartbeat] = []
         for member in node.members.values():
@@ -568,6 +587,9 @@ class ClusterMember:
             behind=node.behind,
             void=node.void,
             in_flight=node.in_flight,
+            engine_at=self._engine_at,
+            claiming_since=self._claiming_since,
+            storage_problem=self._replica.storage_problem,
             active_name=node.active_name,
             active_address=node.active_address,
             members=(node.heartbeat(), *present),

@@ -5,6 +5,7 @@
     active     a Service on the log of this node
     otherwise  the Service is closed, then the node continues as a standby, or the process ends
 
+The endpoint for metrics and health is open in all states (godwit.net.cluster_metrics).
 The node itself runs in a thread (godwit.net.cluster_member). This module follows its state.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,9 +26,12 @@ from godwit.broker.effects import Import, Imported, Notice
 from godwit.cluster.values import NodeConfig
 from godwit.errors import ConfigurationError, GodwitError, NodeStoppedError, UsageError
 from godwit.install import pip_command
+from godwit.metrics.server import MetricsServer
 from godwit.net.address import format_address
 from godwit.net.broker_archive import BrokerArchive, Notices
+from godwit.net.broker_metrics import BrokerMetrics, BrokerParts, announce_metrics, open_metrics
 from godwit.net.cluster_member import ClusterMember, MemberStatus, NewEngine, ReplicatedLog
+from godwit.net.cluster_metrics import NodeMetrics
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import RESET_KEY_BYTES, open_folder
 from godwit.net.engine_server import EngineServer
@@ -168,6 +173,8 @@ class ClusterService:
         self._archive: BrokerArchive
         self._listeners: list[StandbyListener] = []
         self._engine_server: EngineServer | None = None
+        self._report: NodeMetrics
+        self._metrics: MetricsServer | None = None
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._is_ending = False
@@ -176,6 +183,11 @@ class ClusterService:
     def urls(self) -> list[str]:
         """Its addresses as `udp://127.0.0.1:50000`."""
         return [f"udp://{format_address(address)}" for address in self.addresses]
+
+    @property
+    def metrics_url(self) -> str:
+        """The address of the metrics endpoint as `http://127.0.0.1:9464`; empty without one."""
+        return "" if self._metrics is None else self._metrics.url
 
     @property
     def status(self) -> MemberStatus:
@@ -209,11 +221,15 @@ class ClusterService:
         new_engine = engine_maker(section)
         sockets = await open_sockets(configuration.listen)
         self.addresses = [udp.local_address for udp in sockets]
+        endpoint: socket.socket | None = None
         try:
+            endpoint = await open_metrics(configuration.metrics)
             self._open(configuration.data, section, new_engine)
         except BaseException:
             for udp in sockets:
                 udp.close()
+            if endpoint is not None:
+                endpoint.close()
             raise
         self._listen(sockets)
         if self._engine_server is not None:
@@ -223,6 +239,10 @@ class ClusterService:
         where = ", ".join(self.urls)
         text = f"node {section.node} of the cluster {section.name} is a standby on {where}, with its log in "
         self._notices.write("cluster", f"{text}{configuration.data}", {"node": section.node, "state": "standby"})
+        if endpoint is not None and configuration.metrics is not None:
+            answers = BrokerMetrics(self._parts, configuration.metrics, self._report).answers()
+            self._metrics = MetricsServer(endpoint, answers)
+            announce_metrics(self._notices, configuration.metrics, self._metrics)
         self._member.start()
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
@@ -265,13 +285,19 @@ class ClusterService:
         self._archive = BrokerArchive(
             self._folder, self._notices, import_staged=self._refuse_import, on_notice=self._write_notice
         )
+        self._report = NodeMetrics(
+            section, self._member, self._archive.process, self._engine_server, lambda: self.service is not None
+        )
+
+    def _parts(self) -> BrokerParts | None:
+        return None if self.service is None else self.service.parts()
 
     async def stop(self) -> None:
         """Hand over, and close everything. May be repeated."""
         following, self._following = self._following, None
         if following is None:
             return
-        self._is_ending = True
+        self._is_ending = self._report.is_ending = True
         self._changed.set()
         await asyncio.wait([following])
         if self.service is not None:
@@ -285,6 +311,8 @@ class ClusterService:
         await self._wait_for(lambda: not self._member.is_alive, END_S)
         if self._engine_server is not None:
             await self._engine_server.stop()
+        if self._metrics is not None:
+            self._metrics.close()
         self._folder.close()
         self._notices.write("stopped", "the broker has stopped", {})
 
@@ -413,7 +441,11 @@ class ClusterService:
             return
         former = self.configuration
         configuration = self._reload_security(configuration)
-        self.configuration = replace(configuration, listen=former.listen, data=former.data, cluster=former.cluster)
+        if configuration.metrics != former.metrics:
+            self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
+        self.configuration = replace(
+            configuration, listen=former.listen, data=former.data, cluster=former.cluster, metrics=former.metrics
+        )
         self._archive.run(self.configuration, self.addresses)
         self._notices.write("reloaded", "the configuration was read again", {})
         self.on_reload()

@@ -13,16 +13,21 @@ import os
 import shutil
 import sys
 import time
+import urllib.error
+import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
+
 from godwit.broker.effects import Notice
 from godwit.errors import ConfigurationError, DiskError
-from godwit.limits import MIB
+from godwit.limits import KIB, MIB
 from godwit.net.loop import completes
 from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
 
@@ -37,6 +42,9 @@ STEADY_S: Final = 30.0
 """After running this long, a server that ends is restarted with the shortest pause."""
 END_TIMEOUT_S: Final = 5.0
 MAX_LOG_BYTES: Final = 16 * MIB
+HEALTH_S: Final = 2.0
+"""How long a server may take to report its health."""
+MAX_HEALTH_BYTES: Final = 4 * KIB
 _logger = logging.getLogger(__name__)
 
 
@@ -109,6 +117,7 @@ class EngineServer:
         self._notify = on_notice
         self._file = folder / "server.conf"
         self._command = [*WATCHED, find_program(section.run.program), "-c", str(self._file)]
+        self._health_url = f"{section.monitors[section.run.number - 1].rstrip('/')}/healthz"
         self._task: asyncio.Task[None] | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,6 +130,17 @@ class EngineServer:
     def start(self) -> None:
         """Start the server, and start it again whenever it ends."""
         self._task = asyncio.get_running_loop().create_task(self._keep_running())
+
+    def find_problem(self) -> str:
+        """Return why the server has no copy of the records that is up to date; empty if it has. Call it in a thread."""
+        try:
+            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"is not up to date ({_reason_of(error)})"
+        except (OSError, HTTPException) as error:
+            return f"does not answer ({error})"
 
     async def stop(self) -> None:
         """End the server: ask it to end, and kill it after a while. May be repeated."""
@@ -152,6 +172,14 @@ class EngineServer:
         finally:
             await _end(process)
         return f"the server of the engine ended with exit code {process.returncode}"
+
+
+def _reason_of(error: urllib.error.HTTPError) -> str:
+    """Return the reason in the answer of a server."""
+    try:
+        return str(msgspec.json.decode(error.read(MAX_HEALTH_BYTES), type=dict[str, object])["error"])
+    except (OSError, HTTPException, msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return f"status {error.code}"
 
 
 async def _end(process: Process) -> None:

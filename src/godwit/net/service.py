@@ -22,14 +22,14 @@ import msgspec
 
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
-from godwit.metrics.server import MetricsServer, open_endpoint
+from godwit.metrics.server import MetricsServer
 from godwit.mqtt.protocol import MqttProtocol
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess
 from godwit.net.bridge import Bridge, check_bridge
-from godwit.net.broker_archive import BrokerArchive, Notices, is_local
+from godwit.net.broker_archive import BrokerArchive, Notices
 from godwit.net.broker_figures import BrokerFigures
-from godwit.net.broker_metrics import BrokerMetrics, BrokerParts
+from godwit.net.broker_metrics import METRICS_PORT, BrokerMetrics, BrokerParts, announce_metrics, open_metrics
 from godwit.net.captures import BrokerCaptures
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
@@ -42,7 +42,6 @@ from godwit.net.service_warnings import (
     PLAIN_ALLOWED,
     anonymous_rights,
     mqtt_without_tls,
-    names_in_metrics,
     open_to_all,
     open_to_strangers,
 )
@@ -60,8 +59,6 @@ CLOSE_TIMEOUT_S: Final = 0.5
 """How long a broker that stops repeats its close to clients that have not acknowledged it."""
 ARCHIVE_TIMEOUT_S: Final = 10.0
 """How long the "listening" line waits for the archive's, so that both can be reached when it appears."""
-METRICS_PORT: Final = 9464
-"""The usual port of metrics of programs that have none of their own."""
 _POLL_S: Final = 0.01
 
 _logger = logging.getLogger(__name__)
@@ -234,7 +231,7 @@ class Service:
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
         self._captures = BrokerCaptures(self.server.broker, self._drivers)
-        self._figures = BrokerFigures(self._get_parts, lambda: self.configuration.retention)
+        self._figures = BrokerFigures(self.parts, lambda: self.configuration.retention)
         self.server.broker.add_figures(self._figures.latest)
         self._update_wall_clock()
         try:
@@ -374,14 +371,13 @@ class Service:
         await self._mqtt.start(addresses, context)
 
     async def _serve_metrics(self) -> None:
-        section = self.configuration.metrics
-        if section is None:
-            return
-        host, port = parse_broker(section.listen, default_port=METRICS_PORT)
-        handle = await asyncio.get_running_loop().run_in_executor(None, open_endpoint, host, port)
-        self._metrics = MetricsServer(handle, BrokerMetrics(self._get_parts, section).answers())
+        section = self.configuration.metrics if self._node is None else None  # that of a node is open already
+        handle = await open_metrics(section)
+        if section is not None and handle is not None:
+            self._metrics = MetricsServer(handle, BrokerMetrics(self.parts, section).answers())
 
-    def _get_parts(self) -> BrokerParts:
+    def parts(self) -> BrokerParts:
+        """Return the present parts, for metrics."""
         archive = None if self._archive is None else self._archive.process
         return BrokerParts(self.server, self._drivers, self._mqtt, self._durable, archive)
 
@@ -421,11 +417,8 @@ class Service:
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
         if self._mqtt is not None:
             self._announce_mqtt(self._mqtt)
-        if self._metrics is not None:
-            section, url = self.configuration.metrics, self._metrics.url
-            if section is not None and (section.clients or section.topics) and not is_local(section.listen):
-                write("warning", names_in_metrics(url), {"url": url})
-            write("metrics", f"metrics on {url}/metrics", {"url": url})
+        if self._metrics is not None and self.configuration.metrics is not None:
+            announce_metrics(self._notices, self.configuration.metrics, self._metrics)
 
     def _announce_rights(self) -> None:
         """Write which rights clients without a proved name have, and warn if other machines have more than to read."""

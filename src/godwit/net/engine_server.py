@@ -69,7 +69,9 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
     number = run.number - 1
     login = {"user": section.user, "password": section.password} if section.user else {}
     at = f"{quote(section.user, safe='')}:{quote(section.password, safe='')}@" if section.user else ""
+    tls = {} if section.ca is None else {"tls": _tls(section)}
     cluster = {
+        **tls,
         "name": f"godwit-{section.name}",
         "listen": run.routes[number],
         "routes": [f"nats-route://{at}{route}" for index, route in enumerate(run.routes) if index != number],
@@ -79,7 +81,8 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
     lines = {
         "server_name": f"{section.name}-{run.number}",
         "listen": place(section.servers[number]),
-        "http": place(section.monitors[number]),
+        "https" if tls else "http": place(section.monitors[number]),
+        **tls,
         "logfile": str(folder / "server.log"),
         "logfile_size_limit": MAX_LOG_BYTES,
         "logfile_max_num": 4,
@@ -88,6 +91,12 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
         **({"authorization": login} if login else {}),
     }
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in lines.items())
+
+
+def _tls(section: ClusterSection) -> dict[str, object]:
+    """Return the settings of one listener, which clients or other servers need a certificate for."""
+    paths = {"ca_file": section.ca, "cert_file": section.certificate, "key_file": section.key}
+    return {**{key: str(path and path.absolute()) for key, path in paths.items()}, "verify": True, "min_version": "1.3"}
 
 
 class EngineServer:

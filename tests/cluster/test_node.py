@@ -19,6 +19,7 @@ from godwit.cluster.engine import (
     EngineReport,
     EngineRequest,
     FollowRequest,
+    InfoRequest,
     Missing,
     RecordFound,
     RecordRequest,
@@ -316,6 +317,25 @@ def test_a_resignation_lets_the_named_node_claim_at_once() -> None:
     two.feed(RecordFound(1, claim), RecordFound(2, resign.data))
     two.wait(0.5, StreamInfo(1, 2))
     assert two.appends()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_behind_a_resignation_a_standby_claims_within_half_a_second(seed: int) -> None:
+    one, two = Driver("a"), Driver("b", seed=seed)
+    claim = one.activate()
+    one.node.resign("", one.now)
+    one.poll()
+    (resign,) = one.appends()
+    two.feed(RecordFound(1, claim))
+    two.wait(1.0, beat("a"), StreamInfo(1, 1))
+    two.feed(RecordFound(2, resign.data))
+    began = two.now
+    two.feed(beat("a"))  # sent before the resignation, and late
+    while not two.appends() and two.now < began + 5.0:
+        two.now = two.node.next_timer()
+        two.node.handle_timers(two.now)
+        two.feed(*[StreamInfo(1, 2) for request in two.node.poll_requests() if isinstance(request, InfoRequest)])
+    assert two.now - began <= 0.5
 
 
 # -- pauses -----------------------------------------------------------------------------------------------------------

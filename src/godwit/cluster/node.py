@@ -562,8 +562,11 @@ class ClusterNode:
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        is_urgent = self.state in ("withdrawn", "deposed") or (self.state == "standby" and now >= self._claim_at())
+        claim_at = self._claim_at()
+        is_urgent = self.state in ("withdrawn", "deposed") or (self.state == "standby" and now >= claim_at)
         self._poll_at = now + (SUSPECT_POLL_S if is_urgent else POLL_S)
+        if self.state == "standby" and now < claim_at:
+            self._poll_at = min(self._poll_at, claim_at)
         self._requests.append(InfoRequest())
         if not self._is_verified:
             self._look(now)
@@ -681,7 +684,7 @@ class ClusterNode:
         beat = decode_beat(data)
         if beat is None or beat.run == self.run_id:
             return
-        if beat.state == "active" and beat.epoch >= self._fold.epoch:  # also of a namesake
+        if beat.state == "active" and beat.epoch >= self._fold.epoch + self._fold.is_resigned:  # also of a namesake
             self._active_at = max(self._active_at, now)
             if beat.epoch > self._fold.epoch and self.state == "active":
                 self._look(now)

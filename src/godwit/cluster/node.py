@@ -23,7 +23,8 @@ the proposals that counted.
 
 A node stops if the replicated log contradicts its own file, which an engine that keeps its promises does not cause: it
 has fewer records, a hole, a damaged record, or another one at the same position. It compares itself with the other
-members twice a second. A stopped node needs the operator: continuing would lose confirmed messages silently.
+members twice a second (godwit.cluster.members). A stopped node needs the operator: continuing would lose confirmed
+messages silently.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
+from godwit.cluster.members import Members
 from godwit.cluster.proposals import Proposal, Proposals
 from godwit.cluster.records import (
     APPEND,
@@ -95,13 +97,8 @@ POLL_S: Final = 1.0
 SUSPECT_POLL_S: Final = 0.25
 """The same while it wants to claim, or has withdrawn."""
 READ_TIMEOUT_S: Final = 1.0
-HISTORY: Final = 1024
-"""Positions for which a node can compare itself with others."""
-MAX_MEMBERS: Final = 32
-MEMBER_S: Final = 3.0
-"""A member that was not received for this time counts as absent."""
 PAUSE_S: Final = 0.5
-"""A turn that is later than this was kept from running. The time until then is no silence of others."""
+"""A turn that is later than this was kept from running. The time until then does not count as silence of others."""
 TRIM_S: Final = 5.0
 
 
@@ -134,10 +131,10 @@ class ClusterNode:
         """Why it is in this state."""
         self.active_name = self.active_address = ""
         """The node of the last claim that counts, if this run has read it."""
-        self.members: OrderedDict[str, Member] = OrderedDict()
         self._identity = identity
         self._entropy = entropy
         self.run_id = entropy(EPOCH_ID_BYTES)
+        self._others = Members(self.run_id, now)
         self._fold = Fold(place)
         self._writer, self._format = place.writer, place.format
         self._applied = place
@@ -146,7 +143,6 @@ class ClusterNode:
         self._known: dict[int, bytes] = {}
         """Records by position that are not fed yet."""
         self._known_bytes = 0
-        self._history: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self._proposals = Proposals(now)
         self._writers: set[bytes] = set()
         """Of claims that this run has sent."""
@@ -155,7 +151,9 @@ class ClusterNode:
         self._requests: list[EngineRequest] = []
         self._events: list[NodeEvent] = []
         self._is_verified = place.position == 0
-        """Whether the engine has the last record of the file."""
+        """Whether the engine has the last record of the file, or has deleted just this one."""
+        self._is_proven = True
+        """Whether that was seen, or a record has continued it since."""
         self._is_closed = True
         """Whether this process serves no clients, so that the node may be a standby."""
         self._is_disk_failing = False
@@ -174,10 +172,12 @@ class ClusterNode:
         self._trim_at = now + TRIM_S
         self._active_at = now
         """When there was the last sign of an active broker."""
+        self._active_pause_s = 0.0
+        """The time between two signs of the active broker."""
         self._jitter_s = self._draw_jitter()
-        self._less, self._hole, self._namesake = Evidence(), Evidence(), Evidence()
+        self._less, self._hole = Evidence(), Evidence()
         if place.position:
-            self._history[place.position] = (place.epoch, place.number, place.link)
+            self._others.remember(self._fold)
         else:
             self._requests.append(FollowRequest(0))
         if has_content and not place.number:
@@ -192,6 +192,11 @@ class ClusterNode:
     def place(self) -> Place:
         """The place of the file."""
         return self._applied
+
+    @property
+    def members(self) -> OrderedDict[str, Member]:
+        """The other members, by name, as they were received last."""
+        return self._others.known
 
     @property
     def epoch(self) -> int:
@@ -305,8 +310,7 @@ class ClusterNode:
             self._proposals.head_since += late_s
             self._answer_at += late_s
             self._progress_at += late_s
-            for member in self.members.values():
-                member.at += late_s
+            self._others.skip(late_s)
 
     def _send_due(self, now: float) -> None:
         if now >= self._beat_at:
@@ -391,6 +395,10 @@ class ClusterNode:
             next_offset=self._identity().next_offset,
             address=self.config.address,
             reason=self.reason[:256],
+            log_id=self._identity().log_id if self._applied.number else b"",
+            is_verified=self._is_verified and self._is_proven,
+            age_s=self._others.age_s(self._now),
+            heartbeat_s=self.config.heartbeat_s,
         )
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -450,11 +458,10 @@ class ClusterNode:
         counted = fold.feed(fold.position + 1, data)
         self._progress_at = now
         self._hole.clear()
-        self._history[fold.position] = (fold.epoch, fold.number, fold.link)
-        if len(self._history) > HISTORY:
-            self._history.popitem(last=False)
+        self._others.remember(fold)
         if fold.void > void:
             return
+        self._is_proven = True
         own: Proposal | None = None
         if self._proposals.has_next(data):
             own = self._proposals.settle(now)
@@ -492,7 +499,7 @@ class ClusterNode:
 
     def _on_claim(self, claim: Claim, place: Place, now: float) -> None:
         self.active_name, self.active_address = claim.node, claim.address
-        self._active_at = now
+        self._active_at, self._active_pause_s = now, 0.0
         self._jitter_s = self._draw_jitter()
         self._claimed = None
         if claim.writer in self._writers and self.state in ("standby", "withdrawn"):
@@ -509,6 +516,7 @@ class ClusterNode:
 
     def _on_resigned(self, resign: Resign, is_own: bool, now: float) -> None:
         self.active_name = self.active_address = ""
+        self._active_pause_s = 0.0
         self._claimed = None
         if is_own:
             self._is_resigning = False
@@ -516,7 +524,7 @@ class ClusterNode:
             self._active_at = now + self.config.suspect_s  # the other nodes come first
         else:
             is_next = resign.to in ("", self.config.name)
-            self._active_at = now - self.config.suspect_s if is_next else now
+            self._active_at = now - self._suspect_s if is_next else now
             if is_next and resign.to:
                 self._jitter_s = 0.0
             self._poll_at = now
@@ -542,7 +550,8 @@ class ClusterNode:
         if report.position != self._fold.position + self._is_verified:
             return
         if report.position < report.first:
-            if report.first == self._fold.position + 1:  # the next record will be compared by its link
+            if report.first == self._fold.position + 1:  # the link of a later record proves it
+                self._is_proven = False
                 self._verify(True, now)
             else:
                 self._stop_trimmed(report.first)
@@ -629,8 +638,7 @@ class ClusterNode:
 
     def _trim(self, info: StreamInfo, now: float) -> None:
         self._trim_at = now + TRIM_S
-        applied = [member.beat.applied for member in self.members.values() if now - member.at <= MEMBER_S]
-        below = trim_position(info, self._applied.position, applied, self.config.keep_bytes)
+        below = trim_position(info, self._applied.position, self._others.applied(now), self.config.keep_bytes)
         if below > info.first:
             self._requests.append(TrimRequest(below))
         elif info.size_bytes > 2 * self.config.keep_bytes:
@@ -641,8 +649,13 @@ class ClusterNode:
 
     # -- claims -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _suspect_s(self) -> float:
+        """The silence behind which this node claims. Its own setting may be too short for the active node's."""
+        return max(self.config.suspect_s, 2 * self._active_pause_s)
+
     def _claim_at(self) -> float:
-        return self._active_at + self.config.suspect_s + self._jitter_s
+        return self._active_at + self._suspect_s + self._jitter_s
 
     def _draw_jitter(self) -> float:
         """Return a delay that keeps two standbys from claiming at the same time, most of the time."""
@@ -653,13 +666,13 @@ class ClusterNode:
         """Claim if no broker is active and this node has everything."""
         if self._proposals or self._claimed is not None or now < self._claim_at():
             return
-        if self._steps or self._is_disk_failing or not self._is_closed:
+        if self._steps or self._is_disk_failing or not self._is_closed or not self._is_proven:
             return
-        for member in self.members.values():
-            if now - member.at <= MEMBER_S and member.beat.position > info.last:
+        for beat in self._others.present(now):
+            if beat.position > info.last:
                 self._remark_once(
-                    f"this node does not become active: {member.beat.name} has read up to position "
-                    f"{member.beat.position:,}, and the replicated log ends at {info.last:,}"
+                    f"this node does not become active: {beat.name} has read up to position {beat.position:,}, and the "
+                    f"replicated log ends at {info.last:,}"
                 )
                 return
         self._jitter_s = self._draw_jitter()
@@ -681,39 +694,30 @@ class ClusterNode:
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _on_beat(self, data: bytes, now: float) -> None:
-        beat = decode_beat(data)
+        beat, others, fold = decode_beat(data), self._others, self._fold
         if beat is None or beat.run == self.run_id:
             return
-        if beat.state == "active" and beat.epoch >= self._fold.epoch + self._fold.is_resigned:  # also of a namesake
-            self._active_at = max(self._active_at, now)
-            if beat.epoch > self._fold.epoch and self.state == "active":
+        log_id = self._identity().log_id if self._applied.number else b""
+        if beat.log_id and log_id and beat.log_id != log_id:
+            if self.state != "stopped" and others.is_new_stranger(beat):
+                self._remark(f"{beat.name} at {beat.address} has another log, and is ignored: give it its own folder")
+            return
+        is_sign = beat.state == "active" and beat.log_id in (b"", log_id)  # a node without a log can judge no other
+        if is_sign and beat.epoch >= fold.epoch + fold.is_resigned:  # also of a namesake
+            self._active_at, self._active_pause_s = max(self._active_at, now), beat.heartbeat_s
+            if beat.epoch > fold.epoch and self.state == "active":
                 self._look(now)
         if beat.name == self.config.name:
-            self._on_namesake(beat, now)
+            if self.state not in ("active", "stopped") and others.is_earlier_namesake(beat, now):
+                self._stop(
+                    f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give "
+                    "each node a name and a folder of its own"
+                )
             return
-        if beat.name not in self.members and len(self.members) >= MAX_MEMBERS:
-            return
-        self.members[beat.name] = Member(beat, now)
-        if self.state == "stopped":
-            return
-        mine = self._history.get(beat.position)
-        if mine is not None and mine != (beat.epoch, beat.number, beat.link):
+        if others.add(beat, now) and self.state != "stopped":
             self._stop(
                 f"this node and {beat.name} have read different records up to position {beat.position:,}: the engine "
                 "has lost or changed records. Compare the nodes with `godwit cluster check`"
-            )
-
-    def _on_namesake(self, beat: Heartbeat, now: float) -> None:
-        """Another process has the name of this node: the one that is not active stops, or that with the lower id.
-
-        Late messages of an earlier run of this node end soon.
-        """
-        if self.state == "stopped" or beat.state == "stopped":
-            return
-        if self.state != "active" and (beat.state == "active" or self.run_id < beat.run) and self._namesake.add(now):
-            self._stop(
-                f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give each "
-                "node a name and a folder of its own"
             )
 
     # -- states -------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Proposals:
         return self._sent_at + DOUBT_S if self._queue else None
 
     def add(self, kind: int, epoch: int, fold: Fold, content: Content, token: object, now: float) -> None:
-        """Propose a record behind all others, or behind what counts."""
+        """Propose a record behind all others, or behind the last part that counts."""
         last = self._queue[-1] if self._queue else None
         number, link = (fold.number, fold.link) if last is None else (last.number, last.link)
         parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))

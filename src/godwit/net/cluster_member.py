@@ -35,7 +35,7 @@ from godwit.cluster.engine import (
     RecordFound,
     Stored,
 )
-from godwit.cluster.node import MEMBER_S
+from godwit.cluster.members import MEMBER_S
 from godwit.cluster.replica import AppliedCut, FailedAppend, Replica, ReplicaAnswer
 from godwit.cluster.values import MAX_BEAT_BYTES, Heartbeat, NodeConfig, State
 from godwit.errors import GodwitError

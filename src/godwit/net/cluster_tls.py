@@ -1,4 +1,4 @@
-"""TLS between the nodes of a cluster and the servers of its engine: contexts, and sentences about what fails.
+"""TLS between the nodes of a cluster and the servers of its engine: contexts, and sentences about failures.
 
 A node verifies that the certificate of a server is from an authority in `ca` and is for the host in its address, and
 shows its own certificate. The servers of `[cluster.run]` do the same with each other and with nodes. A connection

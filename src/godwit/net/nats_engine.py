@@ -11,7 +11,7 @@ skips a record, the node reads it by its position.
 `check_servers` refuses servers that acknowledge records before they are on disk, or are too old to know that setting.
 
 With TLS a server first sends a line in clear, in which it announces TLS. The library believes a line that does not, and
-would send user and password in clear to whoever has changed it; `_NatsClient` does not.
+would send user and password in clear to an attacker that has changed it; `_NatsClient` does not.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ class _NatsClient(Client):
         if self.options.get("tls") is not None:
             writer = getattr(self._transport, "_io_writer", None)
             if writer is None or writer.get_extra_info("ssl_object") is None:
-                self._transport.close()  # the library leaves it open
+                if self._transport is not None:
+                    self._transport.close()  # the library leaves it open
                 raise _PlainNatsError
         return super()._connect_command()
 
@@ -284,7 +285,7 @@ class NatsEngine(EngineThread):
                 user_credentials=settings.credentials,
                 connect_timeout=int(CONNECT_S),
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # the library sleeps for it
                 ping_interval=1,
                 max_outstanding_pings=2,
                 pending_size=64 * MIB,

@@ -205,7 +205,7 @@ class _NatsClient(Client):
             writer = getattr(self._transport, "_io_writer", None)
             if writer is None or writer.get_extra_info("ssl_object") is None:
                 if self._transport is not None:
-                    self._transport.close()  # the library leaves it open
+                    self._transport.close()  # type: ignore[no-untyped-call]  # the library leaves it open
                 raise _PlainNatsError
         return super()._connect_command()
 

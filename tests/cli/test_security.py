@@ -34,7 +34,10 @@ def test_init_makes_certificates_that_are_accepted(tmp_path: Path) -> None:
     for key in folder.glob("*.key"):
         assert key.stat().st_mode & 0o777 == 0o600
     authority = load_authority(folder).fingerprint
-    run("init", str(folder), "--client", "later")
+    run("init", str(folder), "--client", "later", "--node", "192.0.2.7")
+    check_authority(
+        load_identity(folder / "192_0_2_7.crt", folder / "192_0_2_7.key").certificates, "192.0.2.7", folder / "ca.crt"
+    )
     assert load_authority(folder).fingerprint == authority
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from godwit.cluster.engine import (
     EngineReport,
     EngineRequest,
     FollowRequest,
+    InfoRequest,
     Missing,
     RecordFound,
     RecordRequest,
@@ -26,11 +28,12 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
-from godwit.cluster.node import MAX_MEMBERS, ClusterNode
-from godwit.cluster.records import APPEND, CLAIM, FORMAT, Claim, Resign, checksum_of, encode_body, encode_parts
+from godwit.cluster.members import MAX_MEMBERS
+from godwit.cluster.node import PAUSE_S, ClusterNode
+from godwit.cluster.records import APPEND, CLAIM, Claim, Resign, checksum_of, encode_body, encode_parts
 from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
-from godwit.store.replica import AppendStep, Place
+from godwit.store.replica import FORMAT, AppendStep, Place
 
 IDENTITY = LogIdentity(LOG_ID, 1, b"secret-8", 0)
 KEEP_BYTES = 1 << 20
@@ -40,10 +43,16 @@ class Driver:
     """A node whose steps are applied at once. Time passes with `wait`."""
 
     def __init__(
-        self, name: str = "a", place: Place | None = None, *, has_content: bool = False, seed: int = 1
+        self,
+        name: str = "a",
+        place: Place | None = None,
+        *,
+        has_content: bool = False,
+        seed: int = 1,
+        suspect_s: float = 2.0,
     ) -> None:
         self.now = 100.0
-        config = NodeConfig(name=name, address=f"udp://{name}", keep_bytes=KEEP_BYTES)
+        config = NodeConfig(name=name, address=f"udp://{name}", keep_bytes=KEEP_BYTES, suspect_s=suspect_s)
         self.node = ClusterNode(
             config,
             place or Place(),
@@ -122,9 +131,20 @@ def append_behind(data: bytes, epoch: int, number: int, content: AppendStep | No
     return encode_parts(APPEND, epoch, number - 1, checksum_of(data), encode_body(content or step()))[0][0]
 
 
-def beat(name: str, state: str = "active", epoch: int = 1, position: int = 0, number: int = 0, link: int = 0) -> Beat:
-    run = name.encode().ljust(8, b"~")
-    return Beat(msgspec.msgpack.encode(Heartbeat(name, run, state, epoch, position, number, link, position, 0, "")))
+def beat(
+    name: str,
+    state: str = "active",
+    epoch: int = 1,
+    position: int = 0,
+    number: int = 0,
+    link: int = 0,
+    *,
+    run: bytes = b"",
+    **more: Any,
+) -> Beat:
+    run = run or name.encode().ljust(8, b"~")
+    fields = (name, run, state, epoch, position, number, link, position, 0, "")
+    return Beat(msgspec.msgpack.encode(Heartbeat(*fields, **more)))
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------
@@ -308,6 +328,158 @@ def test_a_resignation_lets_the_named_node_claim_at_once() -> None:
     assert two.appends()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_behind_a_resignation_a_standby_claims_within_half_a_second(seed: int) -> None:
+    one, two = Driver("a"), Driver("b", seed=seed)
+    claim = one.activate()
+    one.node.resign("", one.now)
+    one.poll()
+    (resign,) = one.appends()
+    two.feed(RecordFound(1, claim))
+    two.wait(1.0, beat("a"), StreamInfo(1, 1))
+    two.feed(RecordFound(2, resign.data))
+    began = two.now
+    two.feed(beat("a"))  # sent before the resignation, and late
+    while not two.appends() and two.now < began + 5.0:
+        two.now = two.node.next_timer()
+        two.node.handle_timers(two.now)
+        two.feed(*[StreamInfo(1, 2) for request in two.node.poll_requests() if isinstance(request, InfoRequest)])
+    assert two.now - began <= 0.5
+
+
+# -- pauses -----------------------------------------------------------------------------------------------------------
+
+
+def follower(**more: Any) -> Driver:
+    """Return a standby that has read the claim of node a."""
+    driver = Driver("b", **more)
+    driver.feed(RecordFound(1, claim_behind(None, 1, 1, node="a")))
+    driver.wait(1.0, beat("a"), StreamInfo(1, 1))
+    driver.requests.clear()
+    return driver
+
+
+def test_a_pause_of_a_standby_is_no_silence_of_the_active_node() -> None:
+    driver = follower()
+    driver.now += 60.0
+    driver.feed(StreamInfo(1, 1))  # from before the pause: the heartbeats since then are behind it
+    driver.wait(1.5, StreamInfo(1, 1))
+    assert driver.appends() == []
+    driver.wait(2.0, StreamInfo(1, 1))  # but the silence after it is
+    assert driver.appends()
+
+
+def test_a_pause_of_the_active_node_is_no_silence_of_the_engine() -> None:
+    driver = Driver()
+    driver.activate()
+    driver.propose("first")
+    driver.now += 60.0
+    states = []
+    for seconds in (3.0, 4.0):
+        driver.wait(seconds)
+        states.append(driver.node.state)
+    assert states == ["active", "withdrawn"]
+
+
+def test_members_are_present_after_a_pause() -> None:
+    driver = follower()
+    driver.feed(beat("c", "standby", position=5))
+    driver.now += 60.0
+    driver.wait(2.5, StreamInfo(1, 1))
+    assert driver.appends() == []  # c has read more than there is
+
+
+@given(st.lists(st.tuples(st.sampled_from(("run", "pause", "heartbeat")), st.floats(0.05, 30.0)), max_size=40))
+def test_only_time_in_which_a_standby_runs_is_silence(turns: list[tuple[str, float]]) -> None:
+    driver = follower()
+    silence_s = 0.0
+    for kind, seconds in turns:
+        if kind == "heartbeat":
+            driver.feed(beat("a"))
+            silence_s = 0.0
+        elif kind == "pause":
+            driver.now += seconds
+            driver.feed(StreamInfo(1, 1))
+            driver.wait(0.25, StreamInfo(1, 1))
+            silence_s += min(seconds, 0.5 + PAUSE_S) + 0.25
+        else:
+            for _ in range(4):
+                driver.wait(0.25, StreamInfo(1, 1))
+                silence_s += 0.25
+        if driver.appends():
+            assert silence_s >= 2.0
+            return
+
+
+# -- members that are wrongly configured ------------------------------------------------------------------------------
+
+OTHER_LOG = b"another log of x"
+
+
+def test_heartbeats_of_another_log_are_ignored() -> None:
+    driver = Driver()
+    driver.activate()
+    stranger = beat("z", "active", 9, 1, 1, 99, log_id=OTHER_LOG)
+    driver.wait(3.0, stranger, StreamInfo(1, 1))
+    assert driver.node.state == "active"
+    assert "z" not in driver.node.members
+    assert not [one for one in driver.take(RecordRequest) if one == RecordRequest(1)]
+    assert sum("z at  has another log, and is ignored" in text for text in driver.texts) == 1
+    standby = follower()
+    standby.wait(4.0, beat("z", "active", 9, 7, 7, 99, log_id=OTHER_LOG), StreamInfo(1, 1))
+    assert standby.appends()  # it does not count, as a sign of an active node or as a reason not to claim
+    empty = Driver()
+    empty.wait(4.0, beat("z", "active", log_id=OTHER_LOG), StreamInfo(1, 0))
+    assert empty.appends()
+
+
+def test_a_member_that_has_not_verified_its_folder_is_not_compared() -> None:
+    driver = Driver()
+    claim = driver.activate()
+    driver.wait(3.0, beat("z", "standby", 1, 1, 1, 99, log_id=LOG_ID, is_verified=False), StreamInfo(1, 1))
+    assert driver.node.state == "active"
+    assert RecordRequest(1) not in driver.requests
+    # With a folder it is not verified itself, until it has found its last record.
+    place = Place(1, 1, 1, checksum_of(claim), b"writer-b")
+    late = Driver("b", place)
+    assert not late.node.heartbeat().is_verified
+    late.feed(RecordFound(1, claim))
+    assert late.node.heartbeat().is_verified
+    assert late.node.heartbeat().log_id == LOG_ID
+
+
+def test_a_verified_member_with_another_history_stops_it() -> None:
+    driver = Driver()
+    driver.activate()
+    driver.feed(beat("b", "standby", position=1, number=1, link=99, log_id=LOG_ID))
+    assert "this node and b have read different records up to position 1" in stopped(driver)
+
+
+def test_a_folder_whose_last_record_is_deleted_is_proven_by_the_next_one() -> None:
+    claim = claim_behind(None, 1, 1)
+    driver = Driver(place=Place(1, 1, 1, checksum_of(claim), b"writer-b"))
+    driver.feed(Missing(1, 2, 2))
+    driver.wait(4.0, StreamInfo(2, 2))
+    driver.feed(RecordFound(2, append_behind(claim_behind(None, 1, 1, node="other"), 1, 2)))
+    driver.wait(4.0, StreamInfo(2, 2))
+    assert driver.appends() == []  # all records are void for the folder of another cluster
+    assert not driver.node.heartbeat().is_verified
+    driver.feed(RecordFound(3, append_behind(claim, 1, 2)))
+    assert driver.node.heartbeat().is_verified
+    driver.wait(4.0, StreamInfo(2, 3))
+    assert driver.appends()
+
+
+def test_a_setting_of_a_standby_is_not_too_short_for_the_active_node() -> None:
+    driver = follower(suspect_s=0.2)
+    for _ in range(20):
+        driver.feed(beat("a", heartbeat_s=0.5))
+        driver.wait(0.5, StreamInfo(1, 1))
+    assert driver.appends() == []
+    driver.wait(2.0, StreamInfo(1, 1))
+    assert driver.appends()
+
+
 # -- reasons to stop --------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +536,15 @@ def test_a_newer_format_stops_it() -> None:
     assert "update this node" in stopped(driver)
 
 
+def test_the_place_has_the_newest_format_of_its_records() -> None:
+    driver = Driver()
+    driver.activate()
+    assert driver.node.place.format == FORMAT
+    older = Driver("b")
+    older.feed(RecordFound(1, claim_behind(None, 1, 1, format=FORMAT - 1)))
+    assert older.node.place.format == FORMAT  # as in files that do not name it
+
+
 def test_an_invalid_body_stops_it() -> None:
     driver = Driver()
     driver.feed(RecordFound(1, encode_parts(CLAIM, 1, 0, 0, b"\xc0")[0][0]))
@@ -388,13 +569,6 @@ def test_the_same_record_at_its_place_lets_it_follow() -> None:
     assert driver.node.place.position == 2
 
 
-def test_a_member_with_another_history_stops_it() -> None:
-    driver = Driver()
-    driver.activate()
-    driver.feed(beat("b", position=1, number=1, link=99))
-    assert "this node and b have read different records up to position 1" in stopped(driver)
-
-
 def test_an_unsuitable_engine_stops_it() -> None:
     driver = Driver()
     driver.activate()
@@ -413,16 +587,36 @@ def test_a_foreign_step_stops_it() -> None:
     assert stopped(driver) == "another log"
 
 
-def test_of_two_nodes_with_one_name_the_later_ones_stop() -> None:
-    driver = Driver("b")  # its id is lower than that of the beat, or the other one is active
-    driver.wait(2.0, beat("b"))
+def test_of_two_nodes_with_one_name_the_later_one_stops() -> None:
+    driver = Driver("b")
+    driver.wait(2.0, beat("b", "standby", age_s=50.0))
     assert driver.node.state == "standby"  # late messages of an earlier run
-    driver.wait(4.0, beat("b"))
+    driver.wait(4.0, beat("b", "standby", age_s=50.0))
     assert "another process is the node b" in stopped(driver)
+
+
+def test_of_two_nodes_with_one_name_the_active_one_and_the_earlier_one_stay() -> None:
     active = Driver("b")
     active.activate()
-    active.wait(6.0, beat("b", "standby"), StreamInfo(1, 1))
+    active.wait(6.0, beat("b", "standby", age_s=50.0), StreamInfo(1, 1))
     assert active.node.state == "active"
+    standby = follower()
+    standby.wait(3.0, beat("a"))
+    standby.wait(6.0, beat("b", "standby", age_s=0.5), beat("a"))
+    standby.wait(6.0, beat("b", "standby", age_s=50.0, is_verified=False), beat("a"))
+    assert standby.node.state == "standby"
+    standby.wait(6.0, beat("b", "active", age_s=0.5), beat("a"))
+    assert "another process is the node b" in stopped(standby)
+
+
+def test_of_two_nodes_with_one_name_that_start_together_one_stops() -> None:
+    states = []
+    for run in (bytes(8), b"\xff" * 8):
+        driver = Driver("b")
+        for _ in range(24):
+            driver.wait(0.25, beat("b", "standby", run=run, age_s=driver.now - 100.0))
+        states.append(driver.node.state)
+    assert states == ["standby", "stopped"]
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------
@@ -444,7 +638,10 @@ def test_records_above_the_limit_are_trimmed(size_bytes: int, applied: int, belo
     driver.activate()
     for number in range(2, 12):
         driver.feed(Stored(number, driver.propose(number)))
-    driver.node.members["b"] = Member(Heartbeat("b", b"b", "standby", 1, 0, 0, 0, applied, 0, ""), driver.now + 100)
+    one = Heartbeat("b", b"b", "standby", 1, 0, 0, 0, applied, 0, "")
+    driver.node.members["b"] = Member(one, driver.now + 100)
+    unverified = Heartbeat("c", b"c", "standby", 1, 0, 0, 0, 11, 0, "", is_verified=False)
+    driver.node.members["c"] = Member(unverified, driver.now + 100)  # it may have another log
     driver.wait(6.0, StreamInfo(1, 11, size_bytes))
     assert set(driver.take(TrimRequest)) == ({TrimRequest(below)} if below else set())
     has_remark = any(

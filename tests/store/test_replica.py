@@ -6,14 +6,16 @@ import shutil
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 from tests.store.entries import LOG_ID, make_entry
 
-from godwit.errors import LogDamagedError
+from godwit.errors import LogDamagedError, LogVersionError
 from godwit.store.block import encode_blocks
 from godwit.store.reader import LogReader
-from godwit.store.replica import AppendStep, ClaimStep, ForeignLogError, Place, ReplicaStore, Step
-from godwit.store.state import LogMeta
+from godwit.store.replica import FORMAT, AppendStep, ClaimStep, ForeignLogError, Place, ReplicaStore, Step, read_place
+from godwit.store.schema import QUERIES
+from godwit.store.state import LogMeta, with_checksum
 from godwit.wire.changes import NextJobRow, TopicRow
 
 META = LogMeta(LOG_ID, 5, b"secret-8")
@@ -125,3 +127,44 @@ def test_a_damaged_place_is_an_error(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(LogDamagedError, match="damaged"):
         open_replica(path)
+
+
+def replace_place(path: Path, value: object) -> None:
+    """Write a place as another version does."""
+    connection = apsw.Connection(str(path))
+    connection.execute(QUERIES["replace_meta"], with_checksum(("place", msgspec.msgpack.encode(value))))
+    connection.close()
+
+
+def make_file(path: Path) -> Place:
+    store = open_replica(path)
+    store.apply([CLAIM, append(0, b"1")], place(2))
+    found = store.place
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("a later field", b"x" * 300)])
+def test_a_place_of_a_newer_format_is_refused_and_the_file_is_not_changed(tmp_path: Path, more: tuple[object]) -> None:
+    path = tmp_path / "log"
+    *fields, known = msgspec.structs.astuple(make_file(path))
+    assert known == FORMAT
+    replace_place(path, [*fields, FORMAT + 1, *more])
+    before = path.read_bytes()
+    for attempt in (open_replica, read_place):
+        with pytest.raises(
+            LogVersionError, match=f"in the format {FORMAT + 1} of records, and .* knows {FORMAT}: update"
+        ):
+            attempt(path)
+    assert path.read_bytes() == before
+
+
+def test_a_place_without_a_format_is_brought_forward(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    found = make_file(path)
+    replace_place(path, msgspec.structs.astuple(found)[:-1])
+    store = open_replica(path)
+    assert store.place == found
+    store.apply([append(1, b"2")], place(3))
+    store.close()
+    assert read_place(path).place.format == FORMAT

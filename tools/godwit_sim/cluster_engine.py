@@ -15,6 +15,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Literal, TypeAlias
 
+import msgspec
+
 from godwit.cluster.engine import (
     AppendRefused,
     AppendRequest,
@@ -31,6 +33,7 @@ from godwit.cluster.engine import (
     StreamInfo,
     TrimRequest,
 )
+from godwit.cluster.values import Heartbeat
 from godwit_sim.network import Network
 
 EngineViolation: TypeAlias = Literal["suffix", "flip", "hole", "anew"]
@@ -54,6 +57,23 @@ class EngineFaults:
         self.lost = self.doubled = self.late = self.stale = self.unfollowed = 0.0
 
 
+def strange_beat(data: bytes, rng: Random) -> bytes:
+    """Return the heartbeat of a wrongly configured node, which is to disturb no other one, after that of a good one."""
+    beat = msgspec.msgpack.decode(data, type=Heartbeat)
+    beat = msgspec.structs.replace(beat, name="stranger", run=rng.randbytes(8), state="standby", link=beat.link ^ 1)
+    kind = rng.randrange(3)
+    if kind == 0 and beat.log_id:
+        beat = msgspec.structs.replace(
+            beat, log_id=rng.randbytes(16), state="active", epoch=rng.randrange(2**40), position=rng.randrange(2**40)
+        )
+    elif kind == 1:  # has just started with the folder of a cluster that has begun with the same log
+        beat = msgspec.structs.replace(beat, is_verified=False, applied=rng.randrange(2**40))
+    else:  # the same, with a name that is in use
+        name = f"node{rng.randrange(3)}"
+        beat = msgspec.structs.replace(beat, name=name, is_verified=False, age_s=rng.uniform(0.0, 1e6))
+    return msgspec.msgpack.encode(beat)
+
+
 class EngineModel:
     """The engine and all its links."""
 
@@ -68,6 +88,8 @@ class EngineModel:
         self.holes: set[int] = set()
         self.has_majority = True
         self.links: list[EngineLink] = []
+        self.strangers: Random | None = None
+        """Draws heartbeats of wrongly configured nodes; None: there are none."""
         self.on_stored: Callable[[int, bytes], None] = lambda position, data: None
         self._proposed: list[tuple[bytes, EngineLink | None]] = []
         self._delayed: list[tuple[EngineLink, AppendRequest]] = []
@@ -91,6 +113,8 @@ class EngineModel:
         elif isinstance(request, BeatRequest):
             for other in self.links:
                 other.report(Beat(request.data))
+                if self.strangers is not None:
+                    other.report(Beat(strange_beat(request.data, self.strangers)))
         elif not self.has_majority:
             return
         elif isinstance(request, TrimRequest):

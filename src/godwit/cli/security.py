@@ -41,17 +41,28 @@ def init(
         list[str] | None,
         typer.Option("--client", metavar="NAME", help="Name of a client to issue a certificate for; may be repeated."),
     ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="HOST", help="Host of a node of a cluster, for [cluster]; may be repeated."),
+    ] = None,
 ) -> None:
-    """Make an authority (ca.crt, ca.key), and certificates for a broker and for clients.
+    """Make an authority (ca.crt, ca.key), and certificates for a broker, for clients and for nodes of a cluster.
 
     If the folder has an authority already, it issues the new certificates. Files that exist are not replaced. Keep
     ca.key where no broker and no client can read it: its owner can issue certificates for all names.
     """
-    from godwit.net.authority import issue_for_broker, issue_for_client, load_authority, new_authority, write_identity
+    from godwit.net.authority import (
+        issue_for_broker,
+        issue_for_client,
+        issue_for_node,
+        load_authority,
+        new_authority,
+        write_identity,
+    )
 
-    if not hosts and not clients:
-        raise UsageError("nothing to issue: add --host for the broker, or --client for a client")
-    names = [*(["broker"] if hosts else []), *(_file_name(client) for client in clients or [])]
+    if not hosts and not clients and not nodes:
+        raise UsageError("nothing to issue: add --host for the broker, --client for a client, --node for a node")
+    names = [*(["broker"] if hosts else []), *map(_file_name, (*(clients or []), *(nodes or [])))]
     if "ca" in names or len(set(names)) != len(names):
         raise UsageError("two of the certificates would have the same file: choose other names")
     for name in names:
@@ -76,9 +87,15 @@ def init(
     for client in clients or []:
         certificate, key = write_identity(folder, _file_name(client), issue_for_client(authority, client))
         typer.echo(f"client      {safe(str(certificate))}, {safe(str(key))}")
-    typer.echo(
-        "give certificate, key and client_ca under [security] to the broker, and ca.crt to its clients", err=True
-    )
+    for node in nodes or []:
+        certificate, key = write_identity(folder, _file_name(node), issue_for_node(authority, [node]))
+        typer.echo(f"node        {safe(str(certificate))}, {safe(str(key))}")
+    if hosts or clients:
+        typer.echo(
+            "give certificate, key and client_ca under [security] to the broker, and ca.crt to its clients", err=True
+        )
+    if nodes:
+        typer.echo("give each node its certificate and key, and ca.crt as ca, under [cluster]", err=True)
 
 
 def _file_name(client: str) -> str:
@@ -148,6 +165,7 @@ def check(
 def weaknesses(configuration: Configuration) -> Iterator[str]:
     """Yield a sentence for each attack."""
     from godwit.net.broker_archive import is_local
+    from godwit.net.cluster_tls import unencrypted
     from godwit.net.mqtt import parse_mqtt_address
 
     access = configuration.settings.access
@@ -173,6 +191,8 @@ def weaknesses(configuration: Configuration) -> Iterator[str]:
             address = parse_mqtt_address(text)
             if not address.has_tls and not is_local(f"{address.host}:{address.port}"):
                 yield f"everyone on the way can read messages and passwords of MQTT clients on {text}: use tls://"
+    if configuration.cluster is not None and (plain := unencrypted(configuration.cluster)):
+        yield f"everyone on the way to {plain[0]}, of the cluster's engine, can read and change messages: use TLS there"
     if configuration.metrics is not None and not is_local(configuration.metrics.listen):
         yield f"any machine that reaches {configuration.metrics.listen} can read metrics: let it listen on 127.0.0.1"
 

@@ -23,7 +23,8 @@ the proposals that counted.
 
 A node stops if the replicated log contradicts its own file, which an engine that keeps its promises does not cause: it
 has fewer records, a hole, a damaged record, or another one at the same position. It compares itself with the other
-members twice a second. A stopped node needs the operator: continuing would lose confirmed messages silently.
+members twice a second (godwit.cluster.members). A stopped node needs the operator: continuing would lose confirmed
+messages silently.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from godwit.cluster.engine import (
     AppendRefused,
-    AppendRequest,
     Beat,
     BeatRequest,
     EngineReport,
@@ -52,11 +52,12 @@ from godwit.cluster.engine import (
     TrimRequest,
     Unsuitable,
 )
+from godwit.cluster.members import Members
+from godwit.cluster.proposals import Proposal, Proposals
 from godwit.cluster.records import (
     APPEND,
     CLAIM,
     CUT,
-    FORMAT,
     RESIGN,
     BrokenLogError,
     Claim,
@@ -68,8 +69,6 @@ from godwit.cluster.records import (
     Resign,
     checksum_of,
     decode_body,
-    encode_body,
-    encode_parts,
     next_epoch,
 )
 from godwit.cluster.values import (
@@ -89,7 +88,7 @@ from godwit.cluster.values import (
     trim_position,
 )
 from godwit.limits import MIB
-from godwit.store.replica import AppendStep, Place, Step
+from godwit.store.replica import FORMAT, AppendStep, Place, Step
 from godwit.store.retention import RetentionCut
 from godwit.wire.epochs import EPOCH_ID_BYTES
 
@@ -97,29 +96,10 @@ POLL_S: Final = 1.0
 """How often a node asks how far the records reach."""
 SUSPECT_POLL_S: Final = 0.25
 """The same while it wants to claim, or has withdrawn."""
-DOUBT_S: Final = 1.5
-"""After this time without an answer a node looks for its records."""
-RESEND_MIN_S: Final = 0.02
-RESEND_MAX_S: Final = 1.0
 READ_TIMEOUT_S: Final = 1.0
-HISTORY: Final = 1024
-"""Positions for which a node can compare itself with others."""
-MAX_MEMBERS: Final = 32
-MEMBER_S: Final = 3.0
-"""A member that was not received for this time counts as absent."""
+PAUSE_S: Final = 0.5
+"""A turn that is later than this was kept from running. The time until then does not count as silence of others."""
 TRIM_S: Final = 5.0
-
-
-class _Proposal(msgspec.Struct):
-    kind: int
-    parts: list[bytes]
-    number: int
-    """Of its last part."""
-    link: int
-    content: Content
-    token: Any
-    settled: int = 0
-    sent_behind: list[int] = []
 
 
 class ClusterNode:
@@ -151,20 +131,19 @@ class ClusterNode:
         """Why it is in this state."""
         self.active_name = self.active_address = ""
         """The node of the last claim that counts, if this run has read it."""
-        self.members: OrderedDict[str, Member] = OrderedDict()
         self._identity = identity
         self._entropy = entropy
         self.run_id = entropy(EPOCH_ID_BYTES)
+        self._others = Members(self.run_id, now)
         self._fold = Fold(place)
-        self._writer = place.writer
+        self._writer, self._format = place.writer, place.format
         self._applied = place
         self._steps: deque[PlannedStep] = deque()
         self._steps_bytes = 0
         self._known: dict[int, bytes] = {}
         """Records by position that are not fed yet."""
         self._known_bytes = 0
-        self._history: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
-        self._proposals: deque[_Proposal] = deque()
+        self._proposals = Proposals(now)
         self._writers: set[bytes] = set()
         """Of claims that this run has sent."""
         self._claimed: int | None = None
@@ -172,20 +151,17 @@ class ClusterNode:
         self._requests: list[EngineRequest] = []
         self._events: list[NodeEvent] = []
         self._is_verified = place.position == 0
-        """Whether the engine has the last record of the file."""
+        """Whether the engine has the last record of the file, or has deleted just this one."""
+        self._is_proven = True
+        """Whether that was seen, or a record has continued it since."""
         self._is_closed = True
         """Whether this process serves no clients, so that the node may be a standby."""
         self._is_disk_failing = False
         self._is_resigning = False
-        self._now = now
+        self._now = self._due_at = now
         self._read_at: float | None = None
         """When the read under way was sent."""
         self._read_position = 0
-        self._sent_at = now
-        self._resend_at: float | None = None
-        self._resend_pause_s = RESEND_MIN_S
-        self._head_since = now
-        """Since when the first proposal is the first one, and not settled."""
         self._answer_at = now
         """When the engine last answered."""
         self._progress_at = now
@@ -196,10 +172,12 @@ class ClusterNode:
         self._trim_at = now + TRIM_S
         self._active_at = now
         """When there was the last sign of an active broker."""
+        self._active_pause_s = 0.0
+        """The time between two signs of the active broker."""
         self._jitter_s = self._draw_jitter()
-        self._less, self._hole, self._namesake = Evidence(), Evidence(), Evidence()
+        self._less, self._hole = Evidence(), Evidence()
         if place.position:
-            self._history[place.position] = (place.epoch, place.number, place.link)
+            self._others.remember(self._fold)
         else:
             self._requests.append(FollowRequest(0))
         if has_content and not place.number:
@@ -214,6 +192,11 @@ class ClusterNode:
     def place(self) -> Place:
         """The place of the file."""
         return self._applied
+
+    @property
+    def members(self) -> OrderedDict[str, Member]:
+        """The other members, by name, as they were received last."""
+        return self._others.known
 
     @property
     def epoch(self) -> int:
@@ -258,10 +241,8 @@ class ClusterNode:
         due = min(due, self._poll_at)
         if self._read_at is not None:
             due = min(due, self._read_at + READ_TIMEOUT_S)
-        if self._resend_at is not None:
-            due = min(due, self._resend_at)
-        elif self._proposals:
-            due = min(due, self._sent_at + DOUBT_S)
+        if (at := self._proposals.due()) is not None:
+            due = min(due, at)
         if self.state == "active":
             due = min(due, self._withdraw_at())
         return due
@@ -287,13 +268,14 @@ class ClusterNode:
     def handle(self, report: EngineReport, now: float) -> None:
         """Handle a report of the engine."""
         self._now = now
+        self._skip_pause(now)
         if isinstance(report, Beat):
             self._on_beat(report.data, now)
             return
         if self.state == "stopped":
             return
         if isinstance(report, AppendRefused):
-            if self._proposals and self._resend_at is None:
+            if not self._proposals.is_waiting:
                 self._look(now)
             return
         if isinstance(report, Unsuitable):
@@ -310,6 +292,27 @@ class ClusterNode:
     def handle_timers(self, now: float) -> None:
         """Send all requests that are due."""
         self._now = now
+        self._skip_pause(now)
+        self._send_due(now)
+        self._due_at = self.next_timer()
+
+    def _skip_pause(self, now: float) -> None:
+        """Leave a pause out of all timeouts: this process or its machine was stopped, or its disk has kept it waiting.
+
+        Signs of the active broker that came meanwhile are handled only now, perhaps behind other reports.
+        """
+        late_s = now - self._due_at
+        if late_s <= 0:
+            return
+        self._due_at = now
+        if late_s >= PAUSE_S:
+            self._active_at += late_s
+            self._proposals.head_since += late_s
+            self._answer_at += late_s
+            self._progress_at += late_s
+            self._others.skip(late_s)
+
+    def _send_due(self, now: float) -> None:
         if now >= self._beat_at:
             self._beat_at = now + self.config.heartbeat_s
             self._requests.append(BeatRequest(msgspec.msgpack.encode(self.heartbeat())))
@@ -321,13 +324,9 @@ class ClusterNode:
             self._read_at = None
             if not self._is_verified or self._proposals:
                 self._look(now)
-        if self._resend_at is not None and now >= self._resend_at:
-            self._resend_at = None
-            for proposal in self._proposals:
-                proposal.sent_behind = [-1] * len(proposal.parts)
+        if self._proposals.resend_if_due(now):
             self._send(now)
-        if self._proposals and self._resend_at is None and now >= self._sent_at + DOUBT_S:
-            self._sent_at = now
+        if self._proposals.is_in_doubt(now):
             self._look(now)
         if now >= self._poll_at:
             self._poll(now)
@@ -396,6 +395,10 @@ class ClusterNode:
             next_offset=self._identity().next_offset,
             address=self.config.address,
             reason=self.reason[:256],
+            log_id=self._identity().log_id if self._applied.number else b"",
+            is_verified=self._is_verified and self._is_proven,
+            age_s=self._others.age_s(self._now),
+            heartbeat_s=self.config.heartbeat_s,
         )
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -455,32 +458,21 @@ class ClusterNode:
         counted = fold.feed(fold.position + 1, data)
         self._progress_at = now
         self._hole.clear()
-        self._history[fold.position] = (fold.epoch, fold.number, fold.link)
-        if len(self._history) > HISTORY:
-            self._history.popitem(last=False)
+        self._others.remember(fold)
         if fold.void > void:
             return
-        own: _Proposal | None = None
-        if self._proposals and self._proposals[0].parts[self._proposals[0].settled] == data:
-            own = self._settle(now)
+        self._is_proven = True
+        own: Proposal | None = None
+        if self._proposals.has_next(data):
+            own = self._proposals.settle(now)
         elif self.state == "active" and (counted is None or counted.kind != CLAIM):
             raise BrokenLogError(f"another node has written the record at position {fold.position:,} as this one")
         else:
-            self._drop_proposals()  # a claim that cannot count any more, or those of a deposed node
+            self._proposals.clear()  # a claim that cannot count any more, or those of a deposed node
         if counted is not None:
             self._on_counted(counted, own, now)
 
-    def _settle(self, now: float) -> _Proposal | None:
-        """Count a part of the first proposal. Return the proposal if this was its last part."""
-        head = self._proposals[0]
-        head.settled += 1
-        self._resend_pause_s = RESEND_MIN_S
-        self._head_since = self._sent_at = now
-        if head.settled < len(head.parts):
-            return None
-        return self._proposals.popleft()
-
-    def _on_counted(self, counted: CountedRecord, own: _Proposal | None, now: float) -> None:
+    def _on_counted(self, counted: CountedRecord, own: Proposal | None, now: float) -> None:
         place = counted.place
         if own is not None:
             content = own.content
@@ -492,10 +484,10 @@ class ClusterNode:
         step: Step | None = None
         if isinstance(content, Claim):
             step = content.step()
-            self._writer = content.writer
+            self._writer, self._format = content.writer, max(self._format, content.format)
         elif not isinstance(content, Resign):
             step = content
-        place = msgspec.structs.replace(place, writer=self._writer)
+        place = msgspec.structs.replace(place, writer=self._writer, format=self._format)
         self._steps.append(PlannedStep(step, place, None if own is None else own.token, len(counted.body)))
         self._steps_bytes += len(counted.body)
         if isinstance(content, Claim):
@@ -507,7 +499,7 @@ class ClusterNode:
 
     def _on_claim(self, claim: Claim, place: Place, now: float) -> None:
         self.active_name, self.active_address = claim.node, claim.address
-        self._active_at = now
+        self._active_at, self._active_pause_s = now, 0.0
         self._jitter_s = self._draw_jitter()
         self._claimed = None
         if claim.writer in self._writers and self.state in ("standby", "withdrawn"):
@@ -524,6 +516,7 @@ class ClusterNode:
 
     def _on_resigned(self, resign: Resign, is_own: bool, now: float) -> None:
         self.active_name = self.active_address = ""
+        self._active_pause_s = 0.0
         self._claimed = None
         if is_own:
             self._is_resigning = False
@@ -531,7 +524,7 @@ class ClusterNode:
             self._active_at = now + self.config.suspect_s  # the other nodes come first
         else:
             is_next = resign.to in ("", self.config.name)
-            self._active_at = now - self.config.suspect_s if is_next else now
+            self._active_at = now - self._suspect_s if is_next else now
             if is_next and resign.to:
                 self._jitter_s = 0.0
             self._poll_at = now
@@ -539,27 +532,11 @@ class ClusterNode:
     # -- proposals ----------------------------------------------------------------------------------------------------
 
     def _propose(self, kind: int, epoch: int, content: Content, token: object, now: float) -> None:
-        last = self._proposals[-1] if self._proposals else None
-        number, link = (self._fold.number, self._fold.link) if last is None else (last.number, last.link)
-        parts, number, link = encode_parts(kind, epoch, number, link, encode_body(content))
-        if last is None:
-            self._head_since = self._sent_at = now
-            self._resend_pause_s = RESEND_MIN_S
-        self._proposals.append(_Proposal(kind, parts, number, link, content, token, sent_behind=[-1] * len(parts)))
+        self._proposals.add(kind, epoch, self._fold, content, token, now)
         self._send(now)
 
     def _send(self, now: float) -> None:
-        """Send each part that was not sent yet behind the position where it is to be stored."""
-        if self._resend_at is not None:
-            return
-        after = self._fold.position
-        for proposal in self._proposals:
-            for index in range(proposal.settled, len(proposal.parts)):
-                if proposal.sent_behind[index] == -1:
-                    proposal.sent_behind[index] = after
-                    self._requests.append(AppendRequest(after, proposal.parts[index]))
-                    self._sent_at = now
-                after += 1
+        self._requests += self._proposals.unsent(self._fold.position, now)
 
     def _look(self, now: float) -> None:
         """Read the next position, or the last record of the file if that was not compared yet."""
@@ -573,7 +550,8 @@ class ClusterNode:
         if report.position != self._fold.position + self._is_verified:
             return
         if report.position < report.first:
-            if report.first == self._fold.position + 1:  # the next record will be compared by its link
+            if report.first == self._fold.position + 1:  # the link of a later record proves it
+                self._is_proven = False
                 self._verify(True, now)
             else:
                 self._stop_trimmed(report.first)
@@ -584,26 +562,20 @@ class ClusterNode:
                     "ones: compare the nodes with `godwit cluster check`"
                 )
             else:
-                self._resend_later(now)
+                self._proposals.resend_later(now)
         else:
             self._hole.clear()
             self._check_less(report.last, now)
-            self._resend_later(now)
-
-    def _resend_later(self, now: float) -> None:
-        if self._proposals and self._resend_at is None:
-            self._resend_at = now + self._resend_pause_s
-            self._resend_pause_s = min(2 * self._resend_pause_s, RESEND_MAX_S)
-
-    def _drop_proposals(self) -> None:
-        self._proposals.clear()
-        self._resend_at = None
+            self._proposals.resend_later(now)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        is_urgent = self.state in ("withdrawn", "deposed") or (self.state == "standby" and now >= self._claim_at())
+        claim_at = self._claim_at()
+        is_urgent = self.state in ("withdrawn", "deposed") or (self.state == "standby" and now >= claim_at)
         self._poll_at = now + (SUSPECT_POLL_S if is_urgent else POLL_S)
+        if self.state == "standby" and now < claim_at:
+            self._poll_at = min(self._poll_at, claim_at)
         self._requests.append(InfoRequest())
         if not self._is_verified:
             self._look(now)
@@ -666,8 +638,7 @@ class ClusterNode:
 
     def _trim(self, info: StreamInfo, now: float) -> None:
         self._trim_at = now + TRIM_S
-        applied = [member.beat.applied for member in self.members.values() if now - member.at <= MEMBER_S]
-        below = trim_position(info, self._applied.position, applied, self.config.keep_bytes)
+        below = trim_position(info, self._applied.position, self._others.applied(now), self.config.keep_bytes)
         if below > info.first:
             self._requests.append(TrimRequest(below))
         elif info.size_bytes > 2 * self.config.keep_bytes:
@@ -678,8 +649,13 @@ class ClusterNode:
 
     # -- claims -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _suspect_s(self) -> float:
+        """The silence behind which this node claims. Its own setting may be too short for the active node's."""
+        return max(self.config.suspect_s, 2 * self._active_pause_s)
+
     def _claim_at(self) -> float:
-        return self._active_at + self.config.suspect_s + self._jitter_s
+        return self._active_at + self._suspect_s + self._jitter_s
 
     def _draw_jitter(self) -> float:
         """Return a delay that keeps two standbys from claiming at the same time, most of the time."""
@@ -690,13 +666,13 @@ class ClusterNode:
         """Claim if no broker is active and this node has everything."""
         if self._proposals or self._claimed is not None or now < self._claim_at():
             return
-        if self._steps or self._is_disk_failing or not self._is_closed:
+        if self._steps or self._is_disk_failing or not self._is_closed or not self._is_proven:
             return
-        for member in self.members.values():
-            if now - member.at <= MEMBER_S and member.beat.position > info.last:
+        for beat in self._others.present(now):
+            if beat.position > info.last:
                 self._remark_once(
-                    f"this node does not become active: {member.beat.name} has read up to position "
-                    f"{member.beat.position:,}, and the replicated log ends at {info.last:,}"
+                    f"this node does not become active: {beat.name} has read up to position {beat.position:,}, and the "
+                    f"replicated log ends at {info.last:,}"
                 )
                 return
         self._jitter_s = self._draw_jitter()
@@ -718,49 +694,40 @@ class ClusterNode:
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _on_beat(self, data: bytes, now: float) -> None:
-        beat = decode_beat(data)
+        beat, others, fold = decode_beat(data), self._others, self._fold
         if beat is None or beat.run == self.run_id:
             return
-        if beat.state == "active" and beat.epoch >= self._fold.epoch:  # also of a namesake
-            self._active_at = max(self._active_at, now)
-            if beat.epoch > self._fold.epoch and self.state == "active":
+        log_id = self._identity().log_id if self._applied.number else b""
+        if beat.log_id and log_id and beat.log_id != log_id:
+            if self.state != "stopped" and others.is_new_stranger(beat):
+                self._remark(f"{beat.name} at {beat.address} has another log, and is ignored: give it its own folder")
+            return
+        is_sign = beat.state == "active" and beat.log_id in (b"", log_id)  # a node without a log can judge no other
+        if is_sign and beat.epoch >= fold.epoch + fold.is_resigned:  # also of a namesake
+            self._active_at, self._active_pause_s = max(self._active_at, now), beat.heartbeat_s
+            if beat.epoch > fold.epoch and self.state == "active":
                 self._look(now)
         if beat.name == self.config.name:
-            self._on_namesake(beat, now)
+            if self.state not in ("active", "stopped") and others.is_earlier_namesake(beat, now):
+                self._stop(
+                    f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give "
+                    "each node a name and a folder of its own"
+                )
             return
-        if beat.name not in self.members and len(self.members) >= MAX_MEMBERS:
-            return
-        self.members[beat.name] = Member(beat, now)
-        if self.state == "stopped":
-            return
-        mine = self._history.get(beat.position)
-        if mine is not None and mine != (beat.epoch, beat.number, beat.link):
+        if others.add(beat, now) and self.state != "stopped":
             self._stop(
                 f"this node and {beat.name} have read different records up to position {beat.position:,}: the engine "
                 "has lost or changed records. Compare the nodes with `godwit cluster check`"
             )
 
-    def _on_namesake(self, beat: Heartbeat, now: float) -> None:
-        """Another process has the name of this node: the one that is not active stops, or that with the lower id.
-
-        Late messages of an earlier run of this node end soon.
-        """
-        if self.state == "stopped" or beat.state == "stopped":
-            return
-        if self.state != "active" and (beat.state == "active" or self.run_id < beat.run) and self._namesake.add(now):
-            self._stop(
-                f"another process is the node {self.config.name}, at {beat.address or 'an unknown address'}: give each "
-                "node a name and a folder of its own"
-            )
-
     # -- states -------------------------------------------------------------------------------------------------------
 
     def _withdraw_at(self) -> float:
-        since = self._head_since if self._proposals else self._answer_at
+        since = self._proposals.head_since if self._proposals else self._answer_at
         return since + self.config.withdraw_s
 
     def _withdraw(self, text: str, now: float) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._is_closed = self._is_resigning
         self._is_resigning = False
         self._set("withdrawn", text)
@@ -768,19 +735,19 @@ class ClusterNode:
 
     def _become_active(self) -> None:
         self._is_closed = self._is_resigning = False
-        self._head_since = self._answer_at = self._now
+        self._proposals.head_since = self._answer_at = self._now
         self._requests.append(FollowRequest(None))
         self._set("active", f"this node is active in epoch {self._fold.epoch}")
 
     def _become_standby(self, text: str) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._active_at = self._progress_at = self._now
         self._jitter_s = self._draw_jitter()
         self._requests.append(FollowRequest(self._fold.position))
         self._set("standby", text)
 
     def _stop(self, text: str) -> None:
-        self._drop_proposals()
+        self._proposals.clear()
         self._known.clear()
         self._known_bytes = 0
         self._requests.append(FollowRequest(None))

@@ -47,7 +47,7 @@ from crc32c import crc32c
 
 from godwit.limits import KIB, MIB
 from godwit.store.block import SECRET_BYTES, BlockRow
-from godwit.store.replica import AppendStep, ClaimStep, Place
+from godwit.store.replica import FORMAT, AppendStep, ClaimStep, Place
 from godwit.store.retention import RetentionCut
 from godwit.store.state import LogMeta
 from godwit.wire import changes as rows
@@ -59,8 +59,6 @@ APPEND: Final = 2
 RESIGN: Final = 3
 CUT: Final = 4
 
-FORMAT: Final = 2
-"""The version of records that this program writes. A claim names it; a node that knows only older ones stops."""
 PART_BYTES: Final = 768 * KIB
 """With header and headers of the engine this is below 1 MiB, the longest message that NATS allows by default."""
 MAX_BODY_BYTES: Final = 256 * MIB
@@ -96,6 +94,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     """A broker becomes the active one."""
 
     format: Count
+    """The version of the records behind it. A node that knows only older ones stops."""
     node: Name
     address: Name
     """Where its clients connect."""

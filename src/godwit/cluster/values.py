@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -58,6 +58,14 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     next_offset: Count
     address: Name
     reason: Name = ""
+    log_id: bytes = b""
+    """Of its file; empty before the first record."""
+    is_verified: bool = True
+    """Whether it has found the last record of its file in the replicated log."""
+    age_s: float = 0.0
+    """How long it runs."""
+    heartbeat_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Its pause between heartbeats."""
 
 
 class Member(msgspec.Struct):

@@ -42,6 +42,16 @@ def issue_for_broker(authority: Identity, hosts: Sequence[str], days: int = CERT
 
     Raises UsageError if a name is not ASCII.
     """
+    return _issue(authority, "godwit broker", _names_of(hosts), [ExtendedKeyUsageOID.SERVER_AUTH], days)
+
+
+def issue_for_node(authority: Identity, hosts: Sequence[str], days: int = CERTIFICATE_DAYS) -> Identity:
+    """Return a key and a certificate for a node of a cluster: it is a client and a server. Raises as for a broker."""
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _issue(authority, "godwit node", _names_of(hosts), usages, days)
+
+
+def _names_of(hosts: Sequence[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for host in hosts:
         try:
@@ -50,7 +60,7 @@ def issue_for_broker(authority: Identity, hosts: Sequence[str], days: int = CERT
             if not host.isascii() or not host:
                 raise UsageError(f"the host name {host!r} is not ASCII: write it in its ASCII form (xn--...)") from None
             names.append(x509.DNSName(host))
-    return _issue(authority, "godwit broker", names, ExtendedKeyUsageOID.SERVER_AUTH, days)
+    return names
 
 
 def hosts_of(identity: Identity) -> list[str]:
@@ -62,11 +72,15 @@ def hosts_of(identity: Identity) -> list[str]:
 def issue_for_client(authority: Identity, name: str, days: int = CERTIFICATE_DAYS) -> Identity:
     """Return a key and a certificate that proves the name of a client."""
     uri = x509.UniformResourceIdentifier(NAME_URI + quote(name))
-    return _issue(authority, name[:MAX_COMMON_NAME], [uri], ExtendedKeyUsageOID.CLIENT_AUTH, days)
+    return _issue(authority, name[:MAX_COMMON_NAME], [uri], [ExtendedKeyUsageOID.CLIENT_AUTH], days)
 
 
 def _issue(
-    authority: Identity, subject: str, names: Sequence[x509.GeneralName], usage: x509.ObjectIdentifier, days: int
+    authority: Identity,
+    subject: str,
+    names: Sequence[x509.GeneralName],
+    usages: Sequence[x509.ObjectIdentifier],
+    days: int,
 ) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificates[0]
@@ -84,7 +98,7 @@ def _issue(
         )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .sign(authority.key, hashes.SHA256())  # type: ignore[arg-type]
     )
     return Identity(key, [certificate])

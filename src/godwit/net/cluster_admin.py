@@ -30,7 +30,6 @@ from godwit.cluster.engine import (
 )
 from godwit.cluster.records import (
     CLAIM,
-    FORMAT,
     Claim,
     NewerFormatError,
     RecordError,
@@ -49,7 +48,7 @@ from godwit.server.cluster_configuration import ClusterSection
 from godwit.store.folder import DataFolder
 from godwit.store.maintenance import backup
 from godwit.store.port import ProgressCallback
-from godwit.store.replica import Place, ReplicaPlace, ReplicaStore, read_place
+from godwit.store.replica import FORMAT, Place, ReplicaPlace, ReplicaStore, read_place
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import write_witness
 from godwit.wire.epochs import EPOCH_ID_BYTES
@@ -369,7 +368,7 @@ def _write_first_claim(client: EngineClient, section: ClusterSection, store: Rep
             f"the cluster {section.name} has begun already, with other records: give this one another name under "
             "[cluster]"
         )
-    place = Place(1, 1, number, checksum_of(found), begun.writer)
+    place = Place(1, 1, number, checksum_of(found), begun.writer, format=max(Place().format, begun.format))
     try:
         store.apply([begun.step()], place)
     except StorageError as error:

@@ -36,7 +36,7 @@ from godwit.cluster.engine import (
     Stored,
     StreamInfo,
 )
-from godwit.cluster.node import MEMBER_S
+from godwit.cluster.members import MEMBER_S
 from godwit.cluster.replica import AppliedCut, FailedAppend, Replica, ReplicaAnswer
 from godwit.cluster.values import MAX_BEAT_BYTES, Heartbeat, NodeConfig, State
 from godwit.errors import GodwitError

@@ -24,7 +24,7 @@ from typing import Final
 
 from godwit.broker.effects import Import, Imported, Notice
 from godwit.cluster.values import NodeConfig
-from godwit.errors import ConfigurationError, GodwitError, NodeStoppedError, UsageError
+from godwit.errors import ConfigurationError, GodwitError, LogVersionError, NodeStoppedError, UsageError
 from godwit.install import pip_command
 from godwit.metrics.server import MetricsServer
 from godwit.net.address import format_address
@@ -32,12 +32,14 @@ from godwit.net.broker_archive import BrokerArchive, Notices
 from godwit.net.broker_metrics import BrokerMetrics, BrokerParts, announce_metrics, open_metrics
 from godwit.net.cluster_member import ClusterMember, MemberStatus, NewEngine, ReplicatedLog
 from godwit.net.cluster_metrics import NodeMetrics
+from godwit.net.cluster_tls import engine_tls, unencrypted
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import RESET_KEY_BYTES, open_folder
 from godwit.net.engine_server import EngineServer
 from godwit.net.private_files import protect_files, protect_folder
 from godwit.net.security import BrokerSecurity
 from godwit.net.service import Service, check_configuration, listener_reset_key, open_sockets
+from godwit.net.service_warnings import cluster_without_tls
 from godwit.net.udp import UdpSocket
 from godwit.server.cluster_configuration import ClusterSection
 from godwit.server.configuration import Configuration
@@ -61,7 +63,7 @@ _POLL_S: Final = 0.005
 def engine_maker(section: ClusterSection, *, makes_stream: bool = True) -> NewEngine:
     """Return a function that makes the engine of a cluster.
 
-    Raises ConfigurationError if the packages are not installed.
+    Raises ConfigurationError if the packages are not installed, or a file with certificates is not usable.
     """
     extra = "cluster" if section.engine == "nats" else "cluster-postgres"
     try:
@@ -76,7 +78,10 @@ def _postgres(section: ClusterSection, makes_tables: bool) -> NewEngine:
     from godwit.net.postgres_engine import PostgresEngine, PostgresSettings
 
     settings = PostgresSettings(
-        name=section.name, servers=list(section.servers), is_single_allowed=section.is_single_allowed
+        name=section.name,
+        servers=list(section.servers),
+        is_single_allowed=section.is_single_allowed,
+        tls=engine_tls(section),
     )
     return partial(PostgresEngine, settings, makes_tables=makes_tables)
 
@@ -91,6 +96,7 @@ def _nats(section: ClusterSection, makes_stream: bool) -> NewEngine:
         user=section.user,
         password=section.password,
         credentials=None if section.credentials is None else str(section.credentials),
+        tls=engine_tls(section),
     )
     return partial(NatsEngine, settings, makes_stream=makes_stream)
 
@@ -211,6 +217,7 @@ class ClusterService:
             SocketError: The system refused a socket.
             StorageError: The log cannot be opened.
             ConfigurationError: Other users can read the data folder, a key or a secret, and that cannot be changed.
+            NodeStoppedError: A newer version has written the log.
         """
         configuration, section = self.configuration, self.configuration.cluster
         assert section is not None
@@ -219,6 +226,8 @@ class ClusterService:
             raise UsageError("a node of a cluster has its log on disk: give data under [log], or --data")
         self._warn([*protect_files(configuration.private_files), *protect_folder(configuration.data)])
         new_engine = engine_maker(section)
+        if plain := unencrypted(section):
+            self._warn([cluster_without_tls(plain)])
         sockets = await open_sockets(configuration.listen)
         self.addresses = [udp.local_address for udp in sockets]
         endpoint: socket.socket | None = None
@@ -279,8 +288,10 @@ class ClusterService:
                 on_change=on_change,
                 on_notice=on_notice,
             )
-        except BaseException:
+        except BaseException as error:
             self._folder.close()
+            if isinstance(error, LogVersionError):
+                raise NodeStoppedError(str(error)) from error
             raise
         self._archive = BrokerArchive(
             self._folder, self._notices, import_staged=self._refuse_import, on_notice=self._write_notice

@@ -28,6 +28,7 @@ import msgspec
 from godwit.broker.effects import Notice
 from godwit.errors import ConfigurationError, DiskError
 from godwit.limits import KIB, MIB
+from godwit.net.cluster_tls import engine_tls
 from godwit.net.loop import completes
 from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
 
@@ -77,7 +78,9 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
     number = run.number - 1
     login = {"user": section.user, "password": section.password} if section.user else {}
     at = f"{quote(section.user, safe='')}:{quote(section.password, safe='')}@" if section.user else ""
+    tls = {} if section.ca is None else {"tls": _tls(section)}
     cluster = {
+        **tls,
         "name": f"godwit-{section.name}",
         "listen": run.routes[number],
         "routes": [f"nats-route://{at}{route}" for index, route in enumerate(run.routes) if index != number],
@@ -87,7 +90,8 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
     lines = {
         "server_name": f"{section.name}-{run.number}",
         "listen": place(section.servers[number]),
-        "http": place(section.monitors[number]),
+        "https" if tls else "http": place(section.monitors[number]),
+        **tls,
         "logfile": str(folder / "server.log"),
         "logfile_size_limit": MAX_LOG_BYTES,
         "logfile_max_num": 4,
@@ -96,6 +100,12 @@ def server_configuration(section: ClusterSection, run: EngineRunSection, folder:
         **({"authorization": login} if login else {}),
     }
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in lines.items())
+
+
+def _tls(section: ClusterSection) -> dict[str, object]:
+    """Return the settings of one listener, which clients or other servers need a certificate for."""
+    paths = {"ca_file": section.ca, "cert_file": section.certificate, "key_file": section.key}
+    return {**{key: str(path and path.absolute()) for key, path in paths.items()}, "verify": True, "min_version": "1.3"}
 
 
 class EngineServer:
@@ -110,7 +120,7 @@ class EngineServer:
             on_notice: Called with an event line.
 
         Raises:
-            ConfigurationError: The program does not exist.
+            ConfigurationError: The program does not exist, or a certificate cannot be used.
             DiskError: The folder cannot be written.
         """
         assert section.run is not None
@@ -118,6 +128,7 @@ class EngineServer:
         self._file = folder / "server.conf"
         self._command = [*WATCHED, find_program(section.run.program), "-c", str(self._file)]
         self._health_url = f"{section.monitors[section.run.number - 1].rstrip('/')}/healthz"
+        self._tls = engine_tls(section)
         self._task: asyncio.Task[None] | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,13 +145,16 @@ class EngineServer:
     def find_problem(self) -> str:
         """Return why the server has no copy of the records that is up to date; empty if it has. Call it in a thread."""
         try:
-            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S):
+            context = None if self._tls is None else self._tls.context()  # made anew: certificates are renewed
+            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S, context=context):
                 return ""
         except urllib.error.HTTPError as error:
             with error:
                 return f"is not up to date ({_reason_of(error)})"
         except (OSError, HTTPException) as error:
             return f"does not answer ({error})"
+        except ConfigurationError as error:
+            return f"cannot be asked ({error})"
 
     async def stop(self) -> None:
         """End the server: ask it to end, and kill it after a while. May be repeated."""

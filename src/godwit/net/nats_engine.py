@@ -9,6 +9,9 @@ Records are read from the leader of the stream (no direct get). A standby follow
 skips a record, the node reads it by its position.
 
 `check_servers` refuses servers that acknowledge records before they are on disk, or are too old to know that setting.
+
+With TLS a server first sends a line in clear, in which it announces TLS. The library believes a line that does not, and
+would send user and password in clear to an attacker that has changed it; `_NatsClient` does not.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import urllib.request
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -50,6 +53,7 @@ from godwit.cluster.engine import (
 from godwit.cluster.records import OVERHEAD_BYTES, PART_BYTES
 from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
+from godwit.net.cluster_tls import EngineTls, PlainServerError, TlsProblem, tls_problem
 from godwit.net.engine_thread import EngineThread, without_password
 
 MIN_VERSION: Final = (2, 12)
@@ -72,9 +76,11 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the cluster: names its stream and its subjects."""
     servers: list[str]
-    """As nats://HOST:PORT, with user and password if needed."""
+    """As nats://HOST:PORT or tls://HOST:PORT."""
     monitors: list[str]
-    """The monitoring address of every server, as http://HOST:PORT."""
+    """The monitoring address of every server, as http://HOST:PORT or https://HOST:PORT."""
+    tls: EngineTls | None = None
+    """None: no address has TLS."""
     replicas: int = 3
     user: str = ""
     password: str = ""
@@ -94,10 +100,11 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"godwit.{self.name}.beat"
 
 
-def check_servers(settings: NatsSettings) -> list[str]:
+def check_servers(settings: NatsSettings, context: ssl.SSLContext | None = None) -> list[str]:
     """Check the servers that answer, and return the monitors of the others, which may be down at present.
 
-    Raises ConfigurationError if one is not suitable, EngineUnavailableError if too few answer to form a majority.
+    Raises ConfigurationError if one is not suitable, or if TLS with the majority fails for good, EngineUnavailableError
+    if too few answer to form a majority.
     """
     if len(set(settings.monitors)) < MIN_SERVERS or settings.replicas < MIN_SERVERS:
         raise ConfigurationError(
@@ -107,17 +114,23 @@ def check_servers(settings: NatsSettings) -> list[str]:
     found: dict[str, str] = {}
     absent: list[str] = []
     problem: Exception | None = None
+    insecure: dict[str, TlsProblem] = {}
     for monitor in settings.monitors:
         try:
-            server_id = check_monitor(monitor)
+            server_id = check_monitor(monitor, context)
         except (OSError, ValueError) as error:
             absent.append(monitor)
             problem = error
+            if (found_problem := tls_problem(error)) is not None:
+                insecure[monitor] = found_problem
+                _logger.warning("the NATS server at %s %s", monitor, found_problem.text)
             continue
         if server_id in found:
             raise ConfigurationError(f"{monitor} and {found[server_id]} are the same NATS server: list each one once")
         found[server_id] = monitor
     if len(found) <= len(settings.monitors) // 2:
+        for monitor, one in insecure.items():
+            _refuse(f"the NATS server at {monitor}", one, problem)
         raise EngineUnavailableError(
             f"{', '.join(absent)} do not answer ({problem}), and they are the majority: start the NATS servers with "
             "`http: HOST:PORT`, and list all of these addresses in monitors"
@@ -125,14 +138,20 @@ def check_servers(settings: NatsSettings) -> list[str]:
     return absent
 
 
-def check_monitor(monitor: str) -> str:
+def _refuse(servers: str, problem: TlsProblem, cause: Exception | None) -> NoReturn:
+    """Raise ConfigurationError if waiting does not help, else EngineUnavailableError."""
+    kind = ConfigurationError if problem.is_lasting else EngineUnavailableError
+    raise kind(f"{servers} {problem.text}") from cause
+
+
+def check_monitor(monitor: str, context: ssl.SSLContext | None = None) -> str:
     """Return the id of a server that is suitable.
 
     Raises ConfigurationError if it is not suitable, and OSError or ValueError if it does not answer.
     """
     if not monitor.startswith(("http://", "https://")):
         raise ConfigurationError(f"{monitor!r} is not a monitoring address: give http://HOST:PORT")
-    with urllib.request.urlopen(f"{monitor.rstrip('/')}/varz", timeout=MONITOR_S) as answer:
+    with urllib.request.urlopen(f"{monitor.rstrip('/')}/varz", timeout=MONITOR_S, context=context) as answer:
         varz = json.loads(answer.read(MAX_VARZ_BYTES))
     if problem := server_problem(varz):
         raise ConfigurationError(f"the NATS server at {monitor} {problem}")
@@ -177,6 +196,24 @@ def stream_problem(config: StreamConfig, settings: NatsSettings) -> str:
     return ""
 
 
+class _NatsClient(Client):
+    """A client of NATS that sends nothing in clear to a server behind tls://."""
+
+    def _connect_command(self) -> bytes:
+        """Return the first command to a server, which has user and password."""
+        if self.options.get("tls") is not None:
+            writer = getattr(self._transport, "_io_writer", None)
+            if writer is None or writer.get_extra_info("ssl_object") is None:
+                if self._transport is not None:
+                    self._transport.close()  # type: ignore[no-untyped-call]  # the library leaves it open
+                raise _PlainNatsError
+        return super()._connect_command()
+
+
+class _PlainNatsError(PlainServerError, NatsError):
+    """The same as an error that the library expects, so that it tries the next server."""
+
+
 class NatsEngine(EngineThread):
     """An engine with one stream of NATS JetStream."""
 
@@ -202,8 +239,11 @@ class NatsEngine(EngineThread):
         self._client: Client | None = None
         self._stream: JetStreamContext | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._context: ssl.SSLContext | None = None
         self._problem: Exception | None = None
         """The last error before it was connected."""
+        self._tls_failures = 0
+        """How many attempts before it was connected have failed one after the other because of TLS."""
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Check the servers, connect, and create the stream if it does not exist.
@@ -212,12 +252,19 @@ class NatsEngine(EngineThread):
             ConfigurationError: Servers or stream are not suitable, or user and password are wrong.
             EngineUnavailableError: There was no answer in time.
         """
-        absent = check_servers(self._settings)
+        if (tls := self._settings.tls) is not None:
+            self._context = tls.context()
+            if expired := tls.expired():
+                raise EngineUnavailableError(expired)
+        absent = check_servers(self._settings, self._context)
         try:
             self._launch(self._open(timeout_s, absent))
         except (NatsError, OSError, TimeoutError, CancelledError) as error:
-            text = f"the NATS servers {', '.join(map(without_password, self._settings.servers))} cannot be used"
+            servers = ", ".join(map(without_password, self._settings.servers))
+            text = f"the NATS servers {servers} cannot be used"
             problem = self._problem or error
+            if (insecure := tls_problem(problem)) is not None:
+                _refuse(f"{text}: the last one", insecure, error)
             if _is_refusal(problem):
                 raise ConfigurationError(f"{text}: they refuse user and password; check them") from error
             raise EngineUnavailableError(f"{text} ({problem!r}): check that they run") from error
@@ -228,15 +275,17 @@ class NatsEngine(EngineThread):
         self._opening = asyncio.current_task()
         settings = self._settings
         async with asyncio.timeout(timeout_s):
-            self._client = client = await nats.connect(
+            self._client = client = _NatsClient()
+            await client.connect(
                 servers=settings.servers,
+                tls=self._context if settings.servers[0].startswith("tls://") else None,
                 error_cb=self._on_error,
                 user=settings.user or None,
                 password=settings.password or None,
                 user_credentials=settings.credentials,
                 connect_timeout=int(CONNECT_S),
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # the library sleeps for it
                 ping_interval=1,
                 max_outstanding_pings=2,
                 pending_size=64 * MIB,
@@ -288,7 +337,7 @@ class NatsEngine(EngineThread):
         while absent:
             await asyncio.sleep(RECHECK_S)
             try:
-                await self._loop.run_in_executor(None, check_monitor, absent[0])
+                await self._loop.run_in_executor(None, check_monitor, absent[0], self._context)
             except ConfigurationError as error:
                 self._report(Unsuitable(str(error)))
                 return
@@ -370,10 +419,16 @@ class NatsEngine(EngineThread):
                 await _quietly(subscription.unsubscribe())
 
     async def _on_error(self, error: Exception) -> None:
-        _logger.debug("the connection to NATS: %r", error)
+        insecure = tls_problem(error)
+        if insecure is None:
+            _logger.debug("the connection to NATS: %r", error)
+        else:
+            _logger.warning("a NATS server %s", insecure.text)
         if self._stream is None:
             self._problem = error
-            if _is_refusal(error) and self._opening is not None:
+            self._tls_failures = 0 if insecure is None else self._tls_failures + 1
+            is_final = _is_refusal(error) or self._tls_failures >= len(self._settings.servers)
+            if is_final and self._opening is not None:
                 self._opening.cancel()  # the library would try again
 
     async def _on_beat(self, message: Msg) -> None:

@@ -27,6 +27,7 @@ import binascii
 import itertools
 import logging
 import re
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -53,6 +54,7 @@ from godwit.cluster.engine import (
 )
 from godwit.errors import ConfigurationError
 from godwit.limits import MIB
+from godwit.net.cluster_tls import EngineTls, PlainServerError, tls_problem
 from godwit.net.engine_thread import EngineThread, without_password
 
 MIN_VERSION: Final = 14
@@ -94,6 +96,8 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """As postgresql://USER:PASSWORD@HOST:PORT/DATABASE. The one that accepts writes is used."""
     is_single_allowed: bool = False
     """Whether one server without a standby suffices: a cluster that does not survive the loss of this machine."""
+    tls: EngineTls | None = None
+    """None: TLS if the server offers it, unverified."""
 
     @property
     def log_table(self) -> str:
@@ -133,12 +137,18 @@ class _DoubtError(Exception):
     """A statement was carried out, and perhaps not on the standby."""
 
 
+class _PlainPostgresError(PlainServerError, ConnectionError):
+    """The server offers no TLS. Handled like any lost connection."""
+
+
 class _Session:
     """A connection for one statement at a time, made again after a failure."""
 
     def __init__(self, settings: PostgresSettings, prepare: Callable[[asyncpg.Connection], Awaitable[None]]) -> None:
         self._settings = settings
         self._prepare = prepare
+        self.context: ssl.SSLContext | None = None
+        """Verifies the servers; None: nothing does."""
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
         self._warning = ""
@@ -177,13 +187,19 @@ class _Session:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         servers = self._settings.servers
+        insecure: Exception | None = None
         for attempt in range(len(servers)):
             index = (self._first + attempt) % len(servers)
             try:
                 self._connection = await self._open(servers[index])
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 _logger.debug("%s cannot be used: %r", without_password(servers[index]), error)
+                if self.context is not None and (problem := tls_problem(error)) is not None:
+                    _logger.warning("the PostgreSQL server at %s %s", without_password(servers[index]), problem.text)
+                    insecure = error
                 if attempt == len(servers) - 1:
+                    if insecure is not None and insecure is not error:
+                        raise insecure from error
                     raise
             else:
                 self._first = index
@@ -191,17 +207,23 @@ class _Session:
         raise ConfigurationError("no server of PostgreSQL is configured")
 
     async def _open(self, server: str) -> asyncpg.Connection:
-        connection = await asyncpg.connect(
-            server,
-            timeout=CONNECT_S,
-            command_timeout=REQUEST_S,
-            target_session_attrs="read-write",
-            server_settings={
-                "application_name": "godwit",
-                "default_transaction_isolation": "read committed",
-                "lock_timeout": str(int(LOCK_S * 1000)),
-            },
-        )
+        try:
+            connection = await asyncpg.connect(
+                server,
+                timeout=CONNECT_S,
+                command_timeout=REQUEST_S,
+                target_session_attrs="read-write",
+                ssl=self.context,
+                server_settings={
+                    "application_name": "godwit",
+                    "default_transaction_isolation": "read committed",
+                    "lock_timeout": str(int(LOCK_S * 1000)),
+                },
+            )
+        except ConnectionError as error:
+            if self.context is not None and "rejected SSL" in str(error):
+                raise _PlainPostgresError from error
+            raise
         try:
             (found,) = await connection.fetch(_READ_SETTINGS)
             if problem := self._problem(found):
@@ -285,9 +307,18 @@ class PostgresEngine(EngineThread):
                 f"{self._settings.name!r} is not usable in the names of tables: use up to 40 letters, digits, _ or -"
             )
         servers = ", ".join(map(without_password, self._settings.servers))
+        if (tls := self._settings.tls) is not None:
+            context = tls.context()
+            if expired := tls.expired():
+                raise EngineUnavailableError(expired)
+            for session in (self._writer, self._reader, self._control):
+                session.context = context
         try:
             self._launch(self._open(timeout_s))
         except (OSError, TimeoutError, _DoubtError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if tls is not None and (insecure := tls_problem(error)) is not None:
+                kind = ConfigurationError if insecure.is_lasting else EngineUnavailableError
+                raise kind(f"a PostgreSQL server of {servers} {insecure.text}") from error
             text = f"the PostgreSQL servers {servers} cannot be used ({error!r})"
             raise EngineUnavailableError(
                 f"{text}: check that one of them is the primary and that its synchronous standby runs, and user and "
@@ -309,7 +340,8 @@ class PostgresEngine(EngineThread):
             except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
                 raise
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                if self._loop.time() >= gives_up_at:
+                insecure = tls_problem(error)
+                if self._loop.time() >= gives_up_at or (insecure is not None and insecure.is_lasting):
                     raise
                 _logger.info("PostgreSQL cannot be used yet: %r", error)
             await asyncio.sleep(RETRY_S)

@@ -108,3 +108,13 @@ def archive_open_to_all(listen: str) -> str:
         f"the archive on {listen} can be reached from other machines and every client may read and write there: "
         "give a token_file under [archive] in the configuration, or let it listen on 127.0.0.1 only"
     )
+
+
+def cluster_without_tls(addresses: Sequence[str]) -> str:
+    """Return the warning of a node whose connections to the engine of its cluster anyone on the way reads."""
+    more = f" and {len(addresses) - 1} more of the engine" if len(addresses) > 1 else " of the engine"
+    return (
+        f"connections of the cluster to {addresses[0]}{more} are not encrypted or not verified, so that everyone "
+        "on the way can read and change messages: give ca, and certificate and key, with tls:// and https:// for NATS, "
+        "under [cluster], or keep these addresses in a network of their own"
+    )

@@ -23,6 +23,7 @@ _SERVER: Final = re.compile(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d
 _POSTGRES: Final = re.compile(r"postgresql://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}/[A-Za-z0-9_-]{1,63}")
 _MONITOR: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
 _ROUTE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):\d{1,5}")
+_SECURE: Final = ("tls://", "https://")
 MIN_SERVERS: Final = 3
 MIN_KEEP_BYTES: Final = 64 * MIB
 KEEP_BYTES: Final = 2048 * MIB
@@ -53,9 +54,9 @@ class ClusterSection:
     node: str
     """The name of this node, which no other node of the cluster has."""
     servers: tuple[str, ...] = field(repr=False)
-    """Of the engine, as nats://HOST:PORT, or as postgresql://USER:PASSWORD@HOST:PORT/DATABASE."""
+    """Of the engine, as nats:// or tls://HOST:PORT, or as postgresql://USER:PASSWORD@HOST:PORT/DATABASE."""
     monitors: tuple[str, ...] = ()
-    """The monitoring address of each server of NATS, as http://HOST:PORT."""
+    """The monitoring address of each server of NATS, as http:// or https://HOST:PORT."""
     engine: Literal["nats", "postgres"] = "nats"
     is_single_allowed: bool = False
     """Whether one server of PostgreSQL without a standby suffices."""
@@ -65,12 +66,22 @@ class ClusterSection:
     password: str = field(default="", repr=False)
     credentials: Path | None = None
     """A file with credentials of NATS, in place of user and password."""
+    ca: Path | None = None
+    """The authorities of the servers' certificates, in PEM; None for those of the system."""
+    certificate: Path | None = None
+    """The certificate of this node, and of the server of the engine that it runs, in PEM."""
+    key: Path | None = None
     heartbeat_s: float = 0.5
     suspect_s: float = 2.0
     withdraw_s: float = 6.0
     keep_bytes: int = KEEP_BYTES
     run: EngineRunSection | None = None
     """None: the servers run elsewhere."""
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether this node verifies the certificates of the engine's servers. Without `ca` PostgreSQL has none."""
+        return self.ca is not None or any(text.startswith(_SECURE) for text in (*self.servers, *self.monitors))
 
 
 class EngineRunFileSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +107,9 @@ class ClusterFileSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     password: str | None = None
     password_file: str | None = None
     credentials: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
     heartbeat_s: float = 0.5
     suspect_s: float = 2.0
     withdraw_s: float = 6.0
@@ -114,6 +128,7 @@ def read_cluster(
         _check_postgres(section, source)
     else:
         _check_nats(section, source)
+    _check_tls(section, source)
     password = _password(section, source, read_secret)
     servers = section.servers
     if section.engine == "postgres" and section.user is not None:
@@ -147,6 +162,9 @@ def read_cluster(
         user=section.user or "",
         password=password,
         credentials=read_path(source, ("cluster", "credentials"), section.credentials, folder),
+        ca=read_path(source, ("cluster", "ca"), section.ca, folder),
+        certificate=read_path(source, ("cluster", "certificate"), section.certificate, folder),
+        key=read_path(source, ("cluster", "key"), section.key, folder),
         heartbeat_s=section.heartbeat_s,
         suspect_s=section.suspect_s,
         withdraw_s=section.withdraw_s,
@@ -156,8 +174,8 @@ def read_cluster(
 
 
 def _check_nats(section: ClusterFileSection, source: ConfigurationSource) -> None:
-    _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT")
-    _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT")
+    _check_list(source, "servers", section.servers, _SERVER, "nats://HOST:PORT or tls://HOST:PORT")
+    _check_list(source, "monitors", section.monitors, _MONITOR, "http://HOST:PORT or https://HOST:PORT")
     if len(section.servers) != len(section.monitors):
         raise source.error(
             ("cluster", "monitors"),
@@ -173,6 +191,37 @@ def _check_postgres(section: ClusterFileSection, source: ConfigurationSource) ->
     for key, value in (("monitors", section.monitors), ("credentials", section.credentials), ("run", section.run)):
         if value:
             raise source.error(("cluster", key), f'cluster.{key} is for engine = "nats": leave it out')
+
+
+def _check_tls(section: ClusterFileSection, source: ConfigurationSource) -> None:
+    if (section.certificate is None) != (section.key is None):
+        raise source.error(("cluster", "certificate"), "cluster.certificate and cluster.key belong together: give both")
+    if section.engine == "postgres":
+        if section.certificate is not None and section.ca is None:
+            raise source.error(
+                ("cluster", "ca"),
+                "cluster.certificate needs cluster.ca: give the authority of the servers' certificates",
+            )
+        return
+    addresses = {"servers": section.servers, "monitors": section.monitors}
+    for key, found in addresses.items():
+        if 0 < sum(text.startswith(_SECURE) for text in found) < len(found):
+            secure = "tls://" if key == "servers" else "https://"
+            text = f"cluster.{key} has addresses with and without TLS: write {secure} for all of them, or for none"
+            raise source.error(("cluster", key), text)
+    is_secure = [found[0].startswith(_SECURE) for found in addresses.values()]
+    if section.ca is not None or section.certificate is not None:
+        key = "certificate" if section.ca is None else "ca"
+        if not any(is_secure):
+            text = f"cluster.{key} is given, and the servers have no TLS: write tls:// in servers, https:// in monitors"
+            raise source.error(("cluster", key), text)
+    if section.run is not None and any(is_secure):
+        if not all(is_secure):
+            text = "cluster.run starts servers with TLS for both: write tls:// in servers, https:// in monitors"
+            raise source.error(("cluster", "servers"), text)
+        if section.ca is None or section.certificate is None:
+            text = "cluster.run with tls:// needs ca, certificate and key: those of this node, and their authority"
+            raise source.error(("cluster", "servers"), text)
 
 
 def _check_list(
@@ -228,8 +277,8 @@ def _run(cluster: ClusterFileSection, section: EngineRunFileSection, source: Con
     for text in section.routes:
         if not _ROUTE.fullmatch(text):
             raise source.error((*path, "routes"), f"cluster.run.routes has {shown(text)}: write HOST:PORT")
-    if cluster.credentials is not None or any(text.startswith("tls://") for text in cluster.servers):
-        raise source.error(path, "cluster.run starts servers with user and password: leave out credentials and tls://")
+    if cluster.credentials is not None:
+        raise source.error(path, "cluster.run starts servers with user and password: leave out credentials")
     limit = read_quantity(source, (*path, "max_bytes"), section.max_bytes, SIZES_BYTES, MIN_KEEP_BYTES, "64 MiB", _SIZE)
     return EngineRunSection(
         number=section.number,

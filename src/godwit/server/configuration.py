@@ -386,7 +386,9 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     private = [folder / one.secret_file for one in owners if one.secret_file is not None]
     private += [path for path in (archive.key, archive.token_file, None if mqtt is None else mqtt.key) if path]
     if file.cluster is not None:
-        private += [folder / path for path in (file.cluster.password_file, file.cluster.credentials) if path]
+        private += [
+            folder / path for path in (file.cluster.password_file, file.cluster.credentials, file.cluster.key) if path
+        ]
     return Configuration(
         listen=file.listen,
         settings=settings,

@@ -4,7 +4,9 @@ A step is one record of the cluster that counts (godwit.cluster.records): blocks
 retention deletes messages, or a claim, with which a broker becomes the active one. Steps are applied in order, many in
 one transaction, together with the place behind the last one. All files at one place are therefore equal, row by row.
 
-The place is a row of the table `meta`, with the key `place`: a MessagePack array of the fields of Place.
+The place is a row of the table `meta`, with the key `place`: a MessagePack array of the fields of Place. Later versions
+may add fields at its end, and have to leave `format` where it is: a program that finds a newer format there refuses the
+file, whatever the rest is.
 
 A replica that was restored from an older copy is not damaged: it continues from its own place. So the comparison with
 the witness, which would declare the missing messages lost, is left out when it is opened.
@@ -14,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import apsw
 import msgspec
 
-from godwit.errors import LogDamagedError, StorageError
+from godwit.errors import LogDamagedError, LogVersionError, StorageError
 from godwit.store.block import BlockRow
 from godwit.store.connection import translate_errors
 from godwit.store.port import Change, Entry
@@ -31,8 +33,14 @@ from godwit.store.state import LogMeta, apply_changes, has_valid_checksum, store
 from godwit.store.witness import Witness
 from godwit.wire.epochs import Epoch
 
+FORMAT: Final = 2
+"""The version of the records that this program writes and applies. Claims and places name it."""
+FIRST_STORED_FORMAT: Final = 2
+"""The version while places did not name it."""
 _PLACE_BYTES: Final = 256
 """Limit of a stored place."""
+_FORMAT_INDEX: Final = 6
+"""Of the format in a place."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +58,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """The id of the epoch of the log (godwit.wire.epochs) that the last claim began."""
     is_resigned: bool = False
     """Whether the broker of the last claim has resigned, so that only a claim can follow."""
+    format: int = FIRST_STORED_FORMAT
+    """The newest version of records up to this place."""
 
 
 class AppendStep(msgspec.Struct, frozen=True):
@@ -199,13 +209,26 @@ def read_place(path: Path) -> ReplicaPlace:
 
 
 def _load_place(connection: apsw.Connection, path: Path) -> Place:
-    """Return the place of a file; the first one if it was never in a cluster."""
+    """Return the place of a file; the first one if it was never in a cluster.
+
+    Raises:
+        LogVersionError: Records of a newer format were applied.
+        LogDamagedError: The place is unreadable.
+    """
     row = connection.execute(QUERIES["select_place"]).fetchone()
     if row is None:
         return Place()
     try:
-        if not has_valid_checksum(row) or len(row[1]) > _PLACE_BYTES:
+        if not has_valid_checksum(row):
             raise ValueError("its checksum is wrong")
+        fields = msgspec.msgpack.decode(row[1], type=list[Any])
+        if len(fields) > _FORMAT_INDEX and fields[_FORMAT_INDEX] > FORMAT:
+            raise LogVersionError(
+                f"the log {path} has followed its cluster in the format {fields[_FORMAT_INDEX]} of records, and this "
+                f"version knows {FORMAT}: update this node"
+            )
+        if len(row[1]) > _PLACE_BYTES:
+            raise ValueError("it is too long")
         return msgspec.msgpack.decode(row[1], type=Place)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise LogDamagedError(

@@ -4,7 +4,7 @@ Each machine runs the shipped replica, and the shipped server while its node is 
 and a subscriber know the addresses of all of them. Brokers are killed, lose power, are paused, hand over, or are
 started with an older copy of their folder; their disks fail at any write, or are full for a while; they are cut off
 from the engine, from the clients, or from both; the engine loses its majority, changes its leader, and loses, delays
-and doubles requests and reports.
+and doubles requests and reports. In some seeds wrongly configured nodes send heartbeats, which stop no other node.
 
 Checkers that share no code with the product: a fold of their own over the stored records, to which every file must be
 equal at the position it has reached, and which must contain a message before its publisher gets the confirm. At the end
@@ -489,6 +489,7 @@ class ClusterWorld:
         self.rng = rng = Random(f"cluster {seed}")
         self.network = Network(trace)
         self.engine = EngineModel(self.network, Random(f"{seed} engine"), is_conditional=rng.random() < 0.8)
+        self.engine.strangers = Random(f"{seed} strangers") if seed % 3 == 1 else None
         self.fold = FoldChecker()
         self.engine.on_stored = self._on_stored
         self.violation = rng.choice(VIOLATIONS) if rng.random() < 0.2 else None

@@ -28,7 +28,7 @@ class NodeProcess:
         """Make a node that is not started; `prefix` is a program that runs it, with arguments."""
         self.name = name
         self.folder = folder
-        self._prefix = prefix
+        self.prefix = prefix
         self.data = folder / "data"
         self.port = port
         folder.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ class NodeProcess:
 
     def start(self) -> None:
         broker = ["-m", "godwit", "broker", "--config", str(self.file), "--log-format", "json"]
-        command = [*self._prefix, sys.executable, *broker]
+        command = [*self.prefix, sys.executable, *broker]
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
@@ -111,10 +111,12 @@ class Cluster:
         head: str = "",
         more: str = "",
         log: str = "",
+        name: str = "test",
         count: int = 3,
         has_archives: bool = False,
     ) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.ports = free_ports(count)
         archives = [f"127.0.0.1:{port}" for port in free_ports(count)] if has_archives else ["none"] * count
         self.archives = "|".join(archives)
@@ -139,7 +141,7 @@ class Cluster:
                     folder / f"n{number + 1}",
                     f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
                     f'[log]\ndata = "data"\n{log}[archive]\nlisten = "{archives[number]}"\n'
-                    f'[cluster]\nname = "test"\nnode = "n{number + 1}"\n{engine}{more}{run}',
+                    f'[cluster]\nname = "{name}"\nnode = "n{number + 1}"\n{engine}{more}{run}',
                     self.ports[number],
                 )
             )

@@ -196,9 +196,17 @@ def godwit_command(*arguments: object, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def wait_until(is_done: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
+def wait_until(
+    is_done: Callable[[], object],
+    describe: Callable[[], object] = lambda: "",
+    progress: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for something. The time for it begins anew with each change of `progress`."""
     deadline = time.monotonic() + PATIENCE_S
+    before = progress()
     while not is_done():
+        if (now := progress()) != before:
+            before, deadline = now, time.monotonic() + PATIENCE_S
         assert time.monotonic() < deadline, describe()
         time.sleep(0.02)
 

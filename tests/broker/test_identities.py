@@ -59,7 +59,7 @@ def test_after_a_restart_idle_time_begins_with_the_clock_of_this_broker() -> Non
     now_us = 20 * 365 * day_us
     rows = [IdentityRow(*idle, 1, 5, day_us), IdentityRow(*busy, 1, 7, 6 * day_us)]
     known.restore(rows, now_us)
-    assert known.record_sequences(new, 1, 0, 1, now_us) == 0  # which forgets those that are due
+    assert known.record_sequences(new, 1, 0, 1, now_us) == 0  # deletes publishers that are due
     assert known.record_sequences(busy, 1, 5, 3, now_us) == 2
     assert known.get(idle) is not None
     known.record_sequences(("bob", "other", "orders"), 1, 0, 1, now_us + PUBLISHER_EXPIRY_S * 1_000_000 - 4 * day_us)

@@ -291,7 +291,7 @@ def test_a_publisher_that_is_forgotten_is_forgotten_for_good() -> None:
 
 
 def test_a_publisher_is_not_forgotten_while_no_broker_runs() -> None:
-    """Nor if the clock of the next broker is ahead by so much."""
+    """Nor if the clock of the next broker is ahead."""
     world = DurableWorld()
     alice = world.client("alice")
     alice.publish(alice.open("orders", 2, publisher="till"), b"0", qos=2, sequence=0)

@@ -1,6 +1,6 @@
 """Bad records in the stream of a cluster, wrong folders and names, full disks: a defined state, and nothing is lost.
 
-What cannot be continued ends with exit code 4 and one sentence, and healthy nodes go on.
+What cannot be continued ends with exit code 4 and one sentence, and healthy nodes are not disturbed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def exits(node: NodeProcess, *texts: str) -> None:
 def test_a_bad_record_stops_the_nodes(
     cluster: Cluster, servers: NatsServers, make: Callable[[Place], bytes], text: str
 ) -> None:
-    """No node can tell whether messages were in it, so none of them goes on."""
+    """No node can tell whether messages were in it, so all of them stop."""
     cluster.start()
     active = cluster.wait_for_active()
     confirmed = asyncio.run(publish(cluster.address, "a", 40, 10))
@@ -335,7 +335,7 @@ async def is_confirmed_while_run(address: str, *nodes: NodeProcess) -> bool:
             3,
             "it belongs to another cluster, or the engine has lost records",
             id="fewer records",
-            marks=pytest.mark.xfail(strict=True, reason="all nodes stop when they receive its place"),
+            marks=pytest.mark.xfail(strict=True, reason="healthy nodes compare themselves with it, and stop"),
         ),
         pytest.param(60, "the engine has lost records, or was begun anew", id="more records"),
     ],
@@ -366,7 +366,7 @@ def test_a_folder_of_another_cluster(cluster: Cluster, servers: NatsServers, the
 
 
 def test_two_standbys_with_one_name(cluster: Cluster) -> None:
-    """One of them stops, and the other one goes on."""
+    """One of them stops, and the other one is not disturbed."""
     cluster.start()
     active = cluster.wait_for_active()
     one, two = [node for node in cluster.nodes if node is not active]

@@ -27,14 +27,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from godwit.cluster.engine import BeatRequest
 from godwit.errors import GodwitError
 from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.client import connect
 from godwit.net.cluster_admin import EngineClient
-from godwit.net.cluster_member import HandoverCommand
 from godwit.net.engine_server import find_program
 from godwit.net.loop import run as run_loop
 from godwit.server.cluster_configuration import ClusterSection
@@ -455,12 +451,12 @@ def measure_handovers(program: str, folder: Path, handovers: int, on_round: Call
         with EngineClient(cluster.section) as engine:
             for number in range(handovers):
                 on_round(f"handover {number + 1} of {handovers}")
-                command = HandoverCommand(node_name((cluster.wait_for_active() + 1) % SERVERS))
+                target = node_name((cluster.wait_for_active() + 1) % SERVERS)
                 began = time.monotonic()
                 publisher.send(began)
-                engine.send(BeatRequest(msgspec.msgpack.encode(command)))
+                engine.request_handover(target)
                 while not publisher.poll(REPEAT_S) and time.monotonic() < began + GIVE_UP_S:
-                    engine.send(BeatRequest(msgspec.msgpack.encode(command)))
+                    engine.request_handover(target)
                 waits_s.append(receive_reply(publisher, float) - began)
     return waits_s
 

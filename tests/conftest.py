@@ -20,6 +20,9 @@ from godwit.compiled_core import describe_form, is_compiled
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.net.cluster_nodes import Cluster
+    from tests.net.nats_servers import NatsServers
+
 # A shell without job control starts background commands with SIGINT ignored, and their children inherit that: commands
 # of the tests would not notice Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -134,3 +137,24 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[NatsServers]:
+    """Return three NATS servers that run, as the engine of a cluster."""
+    from tests.net.nats_servers import NatsServers
+
+    made = NatsServers(tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cluster(servers: NatsServers, tmp_path: Path) -> Iterator[Cluster]:
+    """Return three nodes with these servers, which are not started."""
+    from tests.net.cluster_nodes import Cluster
+
+    made = Cluster(tmp_path, servers)
+    yield made
+    made.stop()

@@ -15,6 +15,7 @@ from godwit.broker.dirty_state import DirtyState
 from godwit.broker.identities import Identities
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.wire import control as c
+from godwit.wire.changes import IdentityRow
 from godwit.wire.control_base import Code
 
 KEY = ("alice", "till", "orders")
@@ -48,6 +49,22 @@ def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
     assert known.open(KEY, 6)
     assert known.record_sequences(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
     assert known.record_sequences(KEY, 6, 0, 2, 0) is None
+
+
+def test_after_a_restart_idle_time_begins_with_the_clock_of_this_broker() -> None:
+    """It may be years ahead. Publishers that were idle before are forgotten when they are due."""
+    idle, busy, new = ("alice", "idle", "orders"), ("alice", "busy", "orders"), ("bob", "till", "orders")
+    known = Identities(DirtyState({}, is_durable=False))
+    day_us = 24 * 3600 * 1_000_000
+    now_us = 20 * 365 * day_us
+    rows = [IdentityRow(*idle, 1, 5, day_us), IdentityRow(*busy, 1, 7, 6 * day_us)]
+    known.restore(rows, now_us)
+    assert known.record_sequences(new, 1, 0, 1, now_us) == 0  # deletes publishers that are due
+    assert known.record_sequences(busy, 1, 5, 3, now_us) == 2
+    assert known.get(idle) is not None
+    known.record_sequences(("bob", "other", "orders"), 1, 0, 1, now_us + PUBLISHER_EXPIRY_S * 1_000_000 - 4 * day_us)
+    assert known.get(idle) is None
+    assert known.get(busy) is not None
 
 
 def test_what_is_not_in_the_log_is_new_again() -> None:

@@ -283,10 +283,23 @@ def test_a_publisher_that_is_forgotten_is_forgotten_for_good() -> None:
     world = DurableWorld()
     alice = world.client("alice")
     alice.publish(alice.open("orders", 2, publisher="till"), b"0", qos=2, sequence=0)
-    world.restart(after_s=PUBLISHER_EXPIRY_S)
+    world.restart()
+    world.pass_s(PUBLISHER_EXPIRY_S)
     again = world.client("alice")
     again.publish(again.open("orders", 2, publisher="other"), b"1", qos=2, sequence=0)
     assert set(world.keeping.of("identity")) == {("alice", "other", "orders")}
+
+
+def test_a_publisher_is_not_forgotten_while_no_broker_runs() -> None:
+    """Nor if the clock of the next broker is ahead."""
+    world = DurableWorld()
+    alice = world.client("alice")
+    alice.publish(alice.open("orders", 2, publisher="till"), b"0", qos=2, sequence=0)
+    world.restart(after_s=2 * PUBLISHER_EXPIRY_S)
+    again = world.client("alice")
+    again.publish(again.open("orders", 2, publisher="other"), b"1", qos=2, sequence=0)
+    again.publish(again.open("orders", 2, publisher="till"), b"0", qos=2, sequence=0)
+    assert world.keeping.next_offset == 2
 
 
 # -- histories --------------------------------------------------------------------------------------------------------

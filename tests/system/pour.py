@@ -52,7 +52,7 @@ async def pour(orders: Orders, *, broker: str, name: str, qos: int, message_byte
             if order == "tell":
                 tell("told")
             elif order == "go":
-                going = group.create_task(_send_upto(publisher, None, message_bytes))
+                going = group.create_task(send_upto(publisher, None, message_bytes))
             else:
                 if order == "halt":
                     assert going is not None
@@ -60,12 +60,13 @@ async def pour(orders: Orders, *, broker: str, name: str, qos: int, message_byte
                     await asyncio.wait([going])
                 else:
                     upto = publisher.next_sequence + int(order.removeprefix("send "))
-                    await _send_upto(publisher, upto, message_bytes)
+                    await send_upto(publisher, upto, message_bytes)
                 await publisher.flush()
                 tell("confirmed")
 
 
-async def _send_upto(publisher: AsyncPublisher, upto: int | None, message_bytes: int) -> None:
+async def send_upto(publisher: AsyncPublisher, upto: int | None, message_bytes: int) -> None:
+    """Publish up to a number, or for ever."""
     send = publisher.send
     number = publisher.next_sequence
     while upto is None or number < upto:

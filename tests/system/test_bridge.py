@@ -40,8 +40,8 @@ def entries_of(data: Path, topics: str) -> Iterator[tuple[int, Entry]]:
         reader.close()
 
 
-def sent_messages(edge: Path) -> Iterator[tuple[object, ...]]:
-    for offset, entry in entries_of(edge, "poured/"):
+def sent_messages(edge: Path, topics: str) -> Iterator[tuple[object, ...]]:
+    for offset, entry in entries_of(edge, topics):
         for place, payload in enumerate(payloads_of(entry)):
             yield f"site/{entry.topic}", entry.publisher, entry.flags >> 6, entry.flags & 4, offset + place, payload
 
@@ -54,10 +54,10 @@ def copied_messages(hub: Path) -> Iterator[tuple[object, ...]]:
             yield entry.topic, entry.publisher, entry.flags >> 6, entry.flags & 4, origin[1] + place, payload
 
 
-def check_copies(edge: Path, hub: Path) -> int:
+def check_copies(edge: Path, hub: Path, topics: str = "poured/") -> int:
     """Compare every message of the edge with its copy at the hub, in order. Return their number."""
     count = 0
-    for one, other in zip(copied_messages(hub), sent_messages(edge), strict=True):
+    for one, other in zip(copied_messages(hub), sent_messages(edge, topics), strict=True):
         assert one == other
         count += 1
     reports = [json.loads(text) for _, entry in entries_of(hub, "$relay/") for text in payloads_of(entry)]

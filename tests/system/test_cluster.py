@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,14 +36,6 @@ pytestmark = pytest.mark.skipif(find_program() is None, reason="the package nats
 JOBS_AT_ONCE = 8
 ROWS = 20
 READ_AT_ONCE = 40
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[NatsServers]:
-    made = NatsServers(tmp_path)
-    made.start()
-    yield made
-    made.stop()
 
 
 def number_of(payload: bytes) -> int:

@@ -8,6 +8,7 @@ record), the nodes, and the clients. The throughput is compared with a broker th
     kills        three nodes; a publisher with all addresses publishes one message after another. The active node is
                  killed, alone or together with a server of the engine: the time until a message is confirmed that was
                  published after that. The server belongs to the same machine, and is the engine's leader now and then
+    handovers    the same with a command to hand over, up to the first confirm of the next node
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import Any, Final
 from godwit.errors import GodwitError
 from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.client import connect
+from godwit.net.cluster_admin import EngineClient
 from godwit.net.engine_server import find_program
 from godwit.net.loop import run as run_loop
-from godwit.store.replica import read_place
+from godwit.server.cluster_configuration import ClusterSection
+from godwit.store.replica import ReplicaPlace, read_place
 from godwit_bench.log import (
     LARGE_BYTES,
     LARGE_DATAGRAM_BYTES,
@@ -55,6 +58,8 @@ SEED: Final = 19
 FILES_BYTES: Final = 16_000_000_000
 """Limit of the files of a server of the engine."""
 BRIDGE: Final = "bench"
+REPEAT_S: Final = 5.0
+"""A node ignores a command to hand over to a node of which it has received nothing for a while."""
 _POLL_S: Final = 0.01
 
 
@@ -65,7 +70,7 @@ def run(*, folder: Path, rounds: int, seconds: float, kills: int, on_round: Call
         folder: Where brokers and engine store their logs.
         rounds: Of throughput, confirms, catch-up and bridge, whose medians are returned.
         seconds: How long messages are published in each measurement of a round.
-        kills: How often a node is killed, alone and together with a server of the engine.
+        kills: How often a node is killed, alone and together with a server of the engine, and how many handovers.
         on_round: Called with the name of each measurement.
 
     Raises:
@@ -83,6 +88,8 @@ def run(*, folder: Path, rounds: int, seconds: float, kills: int, on_round: Call
                 figures.setdefault(name, []).append(value)
     for name, with_server in (("broker_kill_p95_s", False), ("machine_kill_p95_s", True)):
         figures[name] = [percentile_95(measure_kills(program, folder, kills, with_server, on_round))]
+    waits_s = measure_handovers(program, folder, kills, on_round)
+    figures |= {"handover_p50_s": [statistics.median(waits_s)], "handover_longest_s": [max(waits_s)]}
     units = {
         "lone_confirm_p50_ms": "ms until a lone message is confirmed",
         "alone_confirm_p50_ms": "ms, a broker that is alone",
@@ -94,6 +101,8 @@ def run(*, folder: Path, rounds: int, seconds: float, kills: int, on_round: Call
         "bridge_messages_s": f"messages/s of {SMALL_BYTES} B over a bridge",
         "broker_kill_p95_s": f"s until a message is confirmed, {kills} kills of the active node",
         "machine_kill_p95_s": f"s, {kills} kills together with a server of the engine",
+        "handover_p50_s": f"s until the next node confirms a message, {kills} handovers",
+        "handover_longest_s": "s, the longest of them",
     }
     results = [Result(name, statistics.median(figures[name]), unit) for name, unit in units.items()]
     against = "a broker that is alone"
@@ -201,17 +210,21 @@ class ClusterProcesses:
             }
             text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in lines.items())
             self._server(number, "conf").write_text(text, encoding="utf-8")
-        engine = (
-            f"servers = {json.dumps([f'nats://{HOST}:{port}' for port in servers])}\n"
-            f"monitors = {json.dumps([f'http://{HOST}:{port}' for port in self._monitors])}\n"
+        self.section = ClusterSection(
+            name="bench",
+            node="",
+            servers=tuple(f"nats://{HOST}:{port}" for port in servers),
+            monitors=tuple(f"http://{HOST}:{port}" for port in self._monitors),
         )
+        """How commands reach the engine."""
+        engine = f"servers = {json.dumps(self.section.servers)}\nmonitors = {json.dumps(self.section.monitors)}\n"
         self._addresses = [f"{HOST}:{free_port()}" for _ in range(nodes)]
         self.nodes = [
             NodeLog(
                 group,
-                group.folder / f"node-{number}",
+                group.folder / node_name(number),
                 f"{configuration(address)}[limits]\ndatagram_bytes = {LARGE_DATAGRAM_BYTES}\n"
-                f'[cluster]\nname = "bench"\nnode = "node-{number}"\n{engine}',
+                f'[cluster]\nname = "bench"\nnode = "{node_name(number)}"\n{engine}',
             )
             for number, address in enumerate(self._addresses)
         ]
@@ -276,6 +289,11 @@ class ClusterProcesses:
             return False
 
 
+def node_name(number: int) -> str:
+    """Return the name of a node."""
+    return f"node-{number}"
+
+
 def configuration(listen: str) -> str:
     """Return the begin of a configuration file of a broker with its log in LOG_FOLDER."""
     return f'listen = ["{listen}"]\n[log]\ndata = "{LOG_FOLDER}"\n[archive]\nlisten = "none"\n'
@@ -287,9 +305,10 @@ def configuration(listen: str) -> str:
 class PublishingLoad:
     """Publishes to one broker or cluster, and checks that its log has everything that was confirmed."""
 
-    def __init__(self, group: ProcessGroup, address: str) -> None:
+    def __init__(self, group: ProcessGroup, address: str, nodes: Sequence[NodeLog]) -> None:
         self._group = group
         self._address = address
+        self._nodes = nodes
         self._confirmed = 0
 
     def rate(self, seconds: float, message_bytes: int, publishers: int = 1) -> float:
@@ -299,9 +318,17 @@ class PublishingLoad:
         pipe = self._group.start(publish, self._address, seconds, message_bytes)
         outcome = receive_reply(pipe, Outcome, within_s=GIVE_UP_S + seconds)
         self._confirmed += outcome.confirmed
-        if outcome.logged != self._confirmed:
-            raise GodwitError(f"{self._confirmed} messages were confirmed, and {outcome.logged} are in the log")
+        self._check()
         return outcome.confirmed / outcome.elapsed_s
+
+    def _check(self) -> None:
+        """Compare with the offsets of the logs: the totals of topics may be behind after a takeover.
+
+        A message whose confirm was lost then is in the log twice.
+        """
+        logged = max(_place(node).next_offset for node in self._nodes)
+        if logged < self._confirmed:
+            raise GodwitError(f"{self._confirmed} messages were confirmed, and {logged} are in the log")
 
     @property
     def confirmed(self) -> int:
@@ -336,7 +363,7 @@ def measure_alone(folder: Path, seconds: float, on_round: Callable[[str], None])
         limits = f"[limits]\ndatagram_bytes = {LARGE_DATAGRAM_BYTES}\n"
         broker = NodeLog(group, group.folder / "alone", configuration(f"{HOST}:0") + limits)
         broker.start()
-        load = PublishingLoad(group, broker.url())
+        load = PublishingLoad(group, broker.url(), [broker])
         on_round("a broker that is alone")
         return {
             "alone_confirm_p50_ms": load.lone_ms(),
@@ -351,7 +378,7 @@ def measure_cluster(program: str, folder: Path, seconds: float, on_round: Callab
         cluster = ClusterProcesses(group, program, nodes=2)
         on_round("a cluster starts")
         cluster.start()
-        load = PublishingLoad(group, cluster.address)
+        load = PublishingLoad(group, cluster.address, cluster.nodes)
         on_round("a cluster")
         found = {
             "lone_confirm_p50_ms": load.lone_ms(),
@@ -373,9 +400,14 @@ def measure_cluster(program: str, folder: Path, seconds: float, on_round: Callab
         return {**found, "catch_up_mb_s": (load.confirmed - before) * LARGE_BYTES / MEGABYTE / elapsed_s}
 
 
+def _place(node: NodeLog) -> ReplicaPlace:
+    """Return how far the file of a node reaches."""
+    return read_place(node.data / "log.sqlite")
+
+
 def _position(node: NodeLog) -> int:
     """Return how far the file of a node has followed the replicated log."""
-    return read_place(node.data / "log.sqlite").place.position
+    return _place(node).place.position
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------
@@ -407,14 +439,47 @@ def measure_kills(
     return waits_s
 
 
+def measure_handovers(program: str, folder: Path, handovers: int, on_round: Callable[[str], None]) -> list[float]:
+    """Hand over again and again. Return how long each time no node confirmed after the former one, in seconds."""
+    waits_s = []
+    with ProcessGroup(within=folder) as group:
+        cluster = ClusterProcesses(group, program, nodes=SERVERS)
+        on_round("a cluster starts")
+        cluster.start()
+        publisher = group.start(_report_confirms, cluster.address)
+        receive_reply(publisher, str)
+        with EngineClient(cluster.section) as engine:
+            for number in range(handovers):
+                on_round(f"handover {number + 1} of {handovers}")
+                target = node_name((cluster.wait_for_active() + 1) % SERVERS)
+                began = time.monotonic()
+                publisher.send(began)
+                engine.request_handover(target)
+                while not publisher.poll(REPEAT_S) and time.monotonic() < began + GIVE_UP_S:
+                    engine.request_handover(target)
+                waits_s.append(receive_reply(publisher, float) - began)
+    return waits_s
+
+
 def _report_confirms(pipe: Pipe, address: str) -> None:
     run_loop(_report_confirms_forever(pipe, address))
 
 
 async def _report_confirms_forever(pipe: Pipe, address: str) -> None:
-    """Publish one message after another. Answer each time with that of the first confirm of a message after it."""
+    """Publish one message after another.
+
+    For each time that is received, answer with that of the first confirm of a message that was published after it, over
+    a connection that was made after it.
+    """
     since: float | None = None
-    async with connect(address) as client:
+    online_at = 0.0
+
+    def on_state(state: str, _: str) -> None:
+        nonlocal online_at
+        if state == "online":
+            online_at = time.monotonic()
+
+    async with connect(address, on_state=on_state) as client:
         await client.publish(TOPIC, bytes(SMALL_BYTES), qos=1)
         pipe.send(READY)
         while True:
@@ -422,7 +487,7 @@ async def _report_confirms_forever(pipe: Pipe, address: str) -> None:
             await client.publish(TOPIC, bytes(SMALL_BYTES), qos=1)
             if since is None and pipe.poll():
                 since = pipe.recv()
-            if since is not None and sent_at > since:
+            if since is not None and min(sent_at, online_at) > since:
                 pipe.send(time.monotonic())
                 since = None
             await asyncio.sleep(CONFIRM_PAUSE_S)
@@ -437,7 +502,7 @@ def measure_bridge(folder: Path, seconds: float, on_round: Callable[[str], None]
         on_round("a bridge")
         edge = NodeLog(group, group.folder / "edge", configuration(f"{HOST}:0"))
         edge.start()
-        load = PublishingLoad(group, edge.url())
+        load = PublishingLoad(group, edge.url(), [edge])
         load.rate(seconds / 3, SMALL_BYTES)
         edge.kill()
         hub = NodeLog(group, group.folder / "hub", configuration(f"{HOST}:0"))

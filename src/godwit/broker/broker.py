@@ -157,8 +157,7 @@ class Broker:
             self._catalogue.restore(topic)
         for retained in state.retained:
             self._catalogue.restore_retained(retained)
-        for identity in state.identities:
-            self._identities.restore(identity)
+        self._identities.restore(state.identities, now_us)
         for session in state.sessions:
             self._admission.restore(session, now_us)
         for row in state.subscriptions:

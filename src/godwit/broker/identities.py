@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -141,10 +141,17 @@ class Identities:
             if known is not None:
                 known.next_sequence = known.stored_sequence if known.stored_epoch == known.epoch else 0
 
-    def restore(self, row: IdentityRow) -> None:
-        """Add a publisher that was known before the broker was restarted, the least recently used ones first."""
-        key = (row.owner, row.publisher, row.topic)
-        self._add(key, PublisherProgress(row.epoch, row.next_sequence, row.last_us, row.epoch, row.next_sequence))
+    def restore(self, rows: Sequence[IdentityRow], now_us: int) -> None:
+        """Add the publishers that were known before a restart or a takeover, the least recently used ones first.
+
+        The time since the last of them has published is not idle time: no broker may have run, or this one's clock may
+        be years ahead of that of the broker before. A publisher that was forgotten would be doubled when it returns.
+        """
+        pause_us = max(0, now_us - rows[-1].last_us) if rows else 0
+        for row in rows:
+            last_us = row.last_us + pause_us
+            progress = PublisherProgress(row.epoch, row.next_sequence, last_us, row.epoch, row.next_sequence)
+            self._add((row.owner, row.publisher, row.topic), progress)
 
     def _bound(self, now_us: int) -> None:
         """Delete expired publishers, and one if there are too many. The newest of all has just been added."""

@@ -120,6 +120,10 @@ class EngineClient:
         """Send a request without waiting."""
         self._engine.send([request])
 
+    def request_handover(self, to: str) -> None:
+        """Ask the active node to hand over to another one; empty: any. Does not wait for it."""
+        self.send(BeatRequest(msgspec.msgpack.encode(HandoverCommand(to))))
+
     def beats(self, timeout_s: float) -> dict[str, Heartbeat]:
         """Return the heartbeats that arrive within this time, the last one of each node."""
         found: dict[str, Heartbeat] = {}
@@ -215,7 +219,7 @@ def hand_over(section: ClusterSection, to: str, timeout_s: float) -> tuple[str, 
             what = f"the node {to} is not a standby" if to else "no standby runs"
             raise GodwitError(f"{what}: standbys are {', '.join(others) or 'none'}; see godwit cluster status")
         began = time.monotonic()
-        client.send(BeatRequest(msgspec.msgpack.encode(HandoverCommand(to))))
+        client.request_handover(to)
         while time.monotonic() < began + timeout_s:
             for beat in client.beats(0.1).values():
                 if beat.state == "active" and beat.epoch > former.epoch:

@@ -15,9 +15,10 @@ from typing import ClassVar
 import pytest
 from tests.metrics.http_client import PROMTOOL, Reply, address_of, check_with_promtool, get, samples
 from tests.net.cluster_nodes import Cluster, NodeProcess, run_godwit, wait_until
-from tests.net.nats_servers import NatsServers, find_program, free_ports
+from tests.net.nats_servers import NatsServers, find_program
 from tests.net.running import Notices
 from tests.net.test_cluster_member import CONFIG, MemoryEngine
+from tests.ports import free_ports
 
 import godwit
 from godwit.cluster.engine import EngineReport

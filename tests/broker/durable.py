@@ -127,7 +127,11 @@ class KeepingStore(MemoryStore):
             case ch.NextJobRow():
                 kept["next_job",] = change
             case ch.JobRow(job=job):
-                kept["job", job] = change
+                kept["job", job], payload, task = ch.job_parts(change)
+                if payload is not None:
+                    kept["payload", job] = payload
+                if task is not None:
+                    kept["task", job, 0] = task
             case ch.JobPayloadRow(job=job):
                 kept["payload", job] = change
             case ch.TaskRow(job=job, number=number):

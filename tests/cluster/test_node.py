@@ -33,7 +33,7 @@ from godwit.cluster.node import PAUSE_S, ClusterNode
 from godwit.cluster.records import APPEND, CLAIM, Claim, Resign, checksum_of, encode_body, encode_parts
 from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
 from godwit.store.block import encode_blocks
-from godwit.store.replica import FORMAT, AppendStep, Place
+from godwit.store.replica import FIRST_STORED_FORMAT, FORMAT, AppendStep, Place
 
 IDENTITY = LogIdentity(LOG_ID, 1, b"secret-8", 0)
 KEEP_BYTES = 1 << 20
@@ -541,8 +541,8 @@ def test_the_place_has_the_newest_format_of_its_records() -> None:
     driver.activate()
     assert driver.node.place.format == FORMAT
     older = Driver("b")
-    older.feed(RecordFound(1, claim_behind(None, 1, 1, format=FORMAT - 1)))
-    assert older.node.place.format == FORMAT  # as in files that do not name it
+    older.feed(RecordFound(1, claim_behind(None, 1, 1, format=FIRST_STORED_FORMAT - 1)))
+    assert older.node.place.format == FIRST_STORED_FORMAT  # as in files that do not name it
 
 
 def test_an_invalid_body_stops_it() -> None:

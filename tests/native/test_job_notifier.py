@@ -13,6 +13,7 @@ from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
 from godwit.native import job_notifier as job_notifier_module
 from godwit.wire import jobs as j
 from godwit.wire import work as w
+from godwit.wire.changes import JobRow
 from godwit.wire.control import Done
 
 BIG = bytes(MAX_JOB_PAYLOAD_BYTES)
@@ -44,10 +45,12 @@ def test_a_job_takes_two_commits_the_first_with_its_lease(monkeypatch: pytest.Mo
     world = DurableWorld()
     ann, bob = pair(world)
     commits: list[list[str]] = []
+    rows: list[tuple[str, str]] = []
     append = world.log.append
 
     def noted(effect: Append, now_us: int) -> None:
         commits.append([type(change).__name__ for change in effect.changes])
+        rows.extend((row.state, row.task.state) for row in effect.changes if isinstance(row, JobRow) and row.task)
         append(effect, now_us)
 
     monkeypatch.setattr(world.log, "append", noted)
@@ -56,8 +59,9 @@ def test_a_job_takes_two_commits_the_first_with_its_lease(monkeypatch: pytest.Mo
     bob.finish(*bob.leases)
     assert len(ann.results) == 1
     assert len(commits) == 2
-    assert {"JobRow", "TaskRow"} <= set(commits[0])
-    assert {"JobRow", "TaskRow"} <= set(commits[1])
+    assert sorted(commits[0]) == ["JobRow", "NextJobRow", "TopicRow"]  # one row for the job, its payload and its task
+    assert commits[1] == ["JobRow"]
+    assert rows == [("running", "leased"), ("done", "finished")]
 
 
 def test_no_record_has_more_parts_or_bytes_than_it_may() -> None:

@@ -154,8 +154,9 @@ def test_one_job_at_a_time_takes_two_commits_each() -> None:
         before = len(world.keeping.appends)
         ann.submit("resize", b"%d" % number)
         assert len(world.log.waiting) == 1
-        (task,) = [change for change in world.log.waiting[0].changes if isinstance(change, ch.TaskRow)]
-        assert task.state == "leased"
+        (row,) = [change for change in world.log.waiting[0].changes if isinstance(change, ch.JobRow)]
+        assert row.task is not None
+        assert row.task.state == "leased"
         assert (len(ann.numbers), len(bob.leases)) == (number - 1, number - 1)
         world.commit()
         assert (len(ann.numbers), len(bob.leases)) == (number, number)

@@ -8,13 +8,14 @@ from typing import Any
 
 import apsw
 import msgspec
+from crc32c import crc32c
 from tests.store.damage import changes_of
 from tests.store.entries import LOG_ID
 
 from godwit.store.block import encode_blocks
-from godwit.store.schema import APPLICATION_ID, QUERIES, script
+from godwit.store.schema import APPLICATION_ID, LEGACY_VERSIONS, QUERIES, script
 from godwit.store.sqlite_pages import PAGE_BYTES
-from godwit.store.state import LogMeta, store_meta, with_checksum
+from godwit.store.state import LogMeta, apply_changes, store_meta, with_checksum
 from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     IdentityRow,
@@ -46,7 +47,7 @@ TABLES = {
 
 
 def make_older_log(path: Path, entries: list[Entry], rows: list[StateRow], version: int = 1) -> None:
-    """Make a log of a version: 1 is that of 0.3.0, 2 that of 0.5.0, 3 has epochs and quiet subscriptions."""
+    """Make a log of a version: 1 is that of 0.3.0, 2 that of 0.5.0, 3 has epochs, 4 has one table of state rows."""
     connection = apsw.Connection(str(path))
     connection.pragma("page_size", PAGE_BYTES)
     connection.pragma("journal_mode", "wal")
@@ -56,6 +57,11 @@ def make_older_log(path: Path, entries: list[Entry], rows: list[StateRow], versi
         store_meta(connection, meta)
         blocks = encode_blocks(entries, 0, meta.stamp)
         connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, blocks))
+        if version not in LEGACY_VERSIONS:
+            apply_changes(connection, [row for row in rows if not isinstance(row, JobRow)])
+            for job in [row for row in rows if isinstance(row, JobRow)]:
+                _insert_job(connection, job)
+            rows = []
         for row in rows:
             _insert(connection, TABLES[type(row)], columns_of(row))
             if isinstance(row, SubscriptionRow) and row.quiet_from is not None:
@@ -84,12 +90,21 @@ def columns_of(row: StateRow) -> tuple[Any, ...]:
             return tuple(values)
         case NextJobRow():
             return 0, row.job
+        case JobRow():
+            return msgspec.structs.astuple(row)[:16]  # it had no payload and no task
     return msgspec.structs.astuple(row)
 
 
 def _insert(connection: apsw.Connection, table: str, values: tuple[Any, ...]) -> None:
     row = with_checksum(values)
     connection.execute(f"REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def _insert_job(connection: apsw.Connection, row: JobRow) -> None:
+    """Write the row of a job as version 4 did."""
+    key = msgspec.msgpack.encode((row.job,))
+    value = msgspec.msgpack.encode(columns_of(row))
+    connection.execute(QUERIES["replace_state"], ("job", key, value, crc32c(value, crc32c(key, crc32c(b"job")))))
 
 
 def older_rows(number: int, rng: Random) -> list[StateRow]:

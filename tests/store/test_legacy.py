@@ -53,7 +53,7 @@ ROWS_3: list[StateRow] = [
     SubscriptionRow("quiet", ("x",), None, 2, quiet_from=1),
     SubscriptionRow("quiet", ("y",), "", 2, 3, quiet_from=0, is_settled=True),
 ]
-ROWS = {1: ROWS_1, 2: ROWS_1 + ROWS_2, 3: ROWS_1 + ROWS_2 + ROWS_3}
+ROWS = {1: ROWS_1, 2: ROWS_1 + ROWS_2, 3: ROWS_1 + ROWS_2 + ROWS_3, 4: ROWS_1 + ROWS_2 + ROWS_3}
 
 
 @pytest.mark.parametrize("version", ROWS)

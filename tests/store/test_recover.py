@@ -283,6 +283,21 @@ def test_a_job_that_is_done_is_saved_with_all_its_results_or_not_at_all(original
     ]
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_job_in_one_row_is_saved_with_its_payload_and_its_task(tmp_path: Path, is_done: bool) -> None:
+    path = tmp_path / "log.sqlite"
+    job = make_job(1, state="done" if is_done else "running")
+    task = make_task(1, 0, b"result" if is_done else b"")
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry()], [msgspec.structs.replace(job, payload=b"" if is_done else b"payload", task=task)])
+    state = store.state()
+    store.close()
+    run(path)
+    store = opened(path)
+    assert (store.state().jobs, store.state().payloads, store.state().tasks) == ([job], state.payloads, [task])
+    store.close()
+
+
 def test_numbers_of_jobs_are_not_given_out_twice(original: Original) -> None:
     """The number of jobs after the highest known one is unknown."""
     damage_rows(original.path, "next job")

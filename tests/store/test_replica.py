@@ -13,7 +13,17 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.errors import LogDamagedError, LogVersionError
 from godwit.store.block import encode_blocks
 from godwit.store.reader import LogReader
-from godwit.store.replica import FORMAT, AppendStep, ClaimStep, ForeignLogError, Place, ReplicaStore, Step, read_place
+from godwit.store.replica import (
+    FIRST_STORED_FORMAT,
+    FORMAT,
+    AppendStep,
+    ClaimStep,
+    ForeignLogError,
+    Place,
+    ReplicaStore,
+    Step,
+    read_place,
+)
 from godwit.store.schema import QUERIES
 from godwit.store.state import LogMeta, with_checksum
 from godwit.wire.changes import NextJobRow, TopicRow
@@ -148,7 +158,7 @@ def make_file(path: Path) -> Place:
 def test_a_place_of_a_newer_format_is_refused_and_the_file_is_not_changed(tmp_path: Path, more: tuple[object]) -> None:
     path = tmp_path / "log"
     *fields, known = msgspec.structs.astuple(make_file(path))
-    assert known == FORMAT
+    assert known == FIRST_STORED_FORMAT
     replace_place(path, [*fields, FORMAT + 1, *more])
     before = path.read_bytes()
     for attempt in (open_replica, read_place):
@@ -167,4 +177,4 @@ def test_a_place_without_a_format_is_brought_forward(tmp_path: Path) -> None:
     assert store.place == found
     store.apply([append(1, b"2")], place(3))
     store.close()
-    assert read_place(path).place.format == FORMAT
+    assert read_place(path).place.format == FIRST_STORED_FORMAT

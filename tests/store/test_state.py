@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import apsw
 import msgspec
@@ -65,40 +66,46 @@ WILLS = st.none() | st.builds(
 )
 CURSORS = st.none() | NAMES
 JOBS = st.integers(1, 4)
-JOBS_KEPT = st.builds(
-    JobRow,
-    JOBS,
-    controller=NAMES,
-    key=NAMES,
-    kind=NAMES,
-    workers=NUMBERS,
-    priority=st.integers(-100, 100),
-    submitted_us=NUMBERS,
-    begins_us=NUMBERS,
-    deadline_us=st.none() | NUMBERS,
-    retries=NUMBERS,
-    retry_delay_ms=NUMBERS,
-    time_limit_ms=st.none() | NUMBERS,
-    state=st.sampled_from(["waiting", "running", "done"]),
-    agreed=st.none() | NUMBERS,
-    ended_us=st.none() | NUMBERS,
-    reason=NAMES,
-)
-TASKS_KEPT = st.builds(
-    TaskRow,
-    JOBS,
-    st.integers(0, 2),
-    state=st.sampled_from(["waiting", "leased", "finished"]),
-    worker=NAMES,
-    instance=st.binary(max_size=16),
-    fence=NUMBERS,
-    failures=NUMBERS,
-    losses=NUMBERS,
-    begins_us=NUMBERS,
-    since_us=NUMBERS,
-    previous_workers=st.lists(NAMES, max_size=3).map(tuple),
-    result=st.binary(max_size=4),
-    error=NAMES,
+TASK_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "state": st.sampled_from(["waiting", "leased", "finished"]),
+    "worker": NAMES,
+    "instance": st.binary(max_size=16),
+    "fence": NUMBERS,
+    "failures": NUMBERS,
+    "losses": NUMBERS,
+    "begins_us": NUMBERS,
+    "since_us": NUMBERS,
+    "previous_workers": st.lists(NAMES, max_size=3).map(tuple),
+    "result": st.binary(max_size=4),
+    "error": NAMES,
+}
+TASKS_KEPT = st.builds(TaskRow, JOBS, st.integers(0, 2), **TASK_FIELDS)
+JOB_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "controller": NAMES,
+    "key": NAMES,
+    "kind": NAMES,
+    "workers": NUMBERS,
+    "priority": st.integers(-100, 100),
+    "submitted_us": NUMBERS,
+    "begins_us": NUMBERS,
+    "deadline_us": st.none() | NUMBERS,
+    "retries": NUMBERS,
+    "retry_delay_ms": NUMBERS,
+    "time_limit_ms": st.none() | NUMBERS,
+    "state": st.sampled_from(["waiting", "running", "done"]),
+    "agreed": st.none() | NUMBERS,
+    "ended_us": st.none() | NUMBERS,
+    "reason": NAMES,
+    "payload_bytes": st.none() | NUMBERS,
+    "payload": st.none() | st.binary(max_size=4),
+}
+JOBS_KEPT = JOBS.flatmap(
+    lambda job: st.builds(
+        JobRow,
+        st.just(job),
+        **JOB_FIELDS,
+        task=st.none() | st.builds(TaskRow, st.just(job), st.just(0), **TASK_FIELDS),
+    )
 )
 CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicRow, NAMES, NUMBERS, NUMBERS, NUMBERS, st.booleans()),
@@ -223,9 +230,17 @@ class Model:
         assert {kept.query: kept for kept in state.queries} == self.queries
         assert [kept.last_us for kept in state.queries] == sorted(kept.last_us for kept in state.queries)
         assert state.next_job == self.next_job
-        assert state.jobs == [self.jobs[job] for job in sorted(self.jobs)]
-        assert state.payloads == [self.payloads[job] for job in sorted(self.payloads)]
-        assert state.tasks == [self.tasks[key] for key in sorted(self.tasks)]
+        payloads, tasks = self.payloads.copy(), self.tasks.copy()
+        for job in self.jobs.values():  # a payload and a task in it are newer than rows of their own
+            if job.payload is not None:
+                payloads[job.job] = JobPayloadRow(job.job, job.payload)
+            if job.task is not None:
+                tasks[job.job, 0] = job.task
+        assert state.jobs == [
+            msgspec.structs.replace(self.jobs[job], payload=None, task=None) for job in sorted(self.jobs)
+        ]
+        assert state.payloads == [payloads[job] for job in sorted(payloads)]
+        assert state.tasks == [tasks[key] for key in sorted(tasks)]
         assert len(state.subscriptions) == len(self.subscriptions)
         assert [kept.last_us for kept in state.identities] == sorted(kept.last_us for kept in state.identities)
 
@@ -285,6 +300,21 @@ def test_a_job_that_is_gone_takes_its_payload_and_its_tasks_and_no_others() -> N
     )
     state = load_state(connection)
     assert (state.jobs, state.payloads, state.tasks) == ([make_job(2)], [JobPayloadRow(2, b"b")], kept[3:])
+
+
+def test_a_job_in_one_row_is_newer_than_the_rows_of_an_older_version() -> None:
+    connection = new_file()
+    older, row = make_task(1, 0), make_job(1)
+    apply_changes(connection, [row, JobPayloadRow(1, b"payload"), older, make_job(2), JobPayloadRow(2, b"b")])
+    finished = make_task(1, 0, b"result")
+    apply_changes(connection, [msgspec.structs.replace(row, state="done", payload=b"", task=finished)])
+    state = load_state(connection)
+    assert state.jobs == [make_job(1, state="done"), make_job(2)]
+    assert state.payloads == [JobPayloadRow(1, b""), JobPayloadRow(2, b"b")]
+    assert state.tasks == [finished]
+    apply_changes(connection, [JobDeleted(1)])
+    state = load_state(connection)
+    assert (state.jobs, state.payloads, state.tasks) == ([make_job(2)], [JobPayloadRow(2, b"b")], [])
 
 
 def test_a_payload_and_a_result_of_the_largest_size() -> None:

@@ -37,6 +37,7 @@ from godwit.wire.changes import (
     TaskRow,
     TopicDeleted,
     TopicRow,
+    job_parts,
 )
 from godwit_sim.broker_log_model import LogChecker
 from godwit_sim.checkers import ViolationError
@@ -110,7 +111,11 @@ def _apply_more(rows: Rows, change: Change) -> None:
         case NextJobRow():
             rows["next job",] = change
         case JobRow():
-            rows["job", change.job] = change
+            rows["job", change.job], payload, task = job_parts(change)
+            if payload is not None:
+                rows["payload", change.job] = payload
+            if task is not None:
+                rows["task", change.job, 0] = task
         case JobPayloadRow():
             rows["payload", change.job] = change
         case TaskRow():

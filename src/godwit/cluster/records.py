@@ -21,7 +21,8 @@ Kinds, with their bodies, which are MessagePack arrays:
     claim (1)   the fields of Claim: a broker becomes the active one. The first claim is the beginning of the log. It
                 has one part
     append (2)  [blocks, changes]: a commit of the active broker. A block is an array of the fields of BlockRow, a
-                change is [number of its type in _CHANGES, its fields]
+                change is [number of its type in _CHANGES, its fields]. Since format 3 the row of a job contains its
+                payload and its task
     resign (3)  the fields of Resign: the active broker hands over. Only a claim counts behind it
     cut (4)     the fields of RetentionCut: the active broker deletes messages by its rules of retention. Since format 2
 

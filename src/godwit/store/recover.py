@@ -60,10 +60,10 @@ from godwit.store.schema import (
     BLOCKS,
     EPOCHS,
     FLOORS,
+    LEGACY_VERSIONS,
     META,
     QUERIES,
     STATE,
-    VERSION,
     create_schema,
     initial_roots,
     tables,
@@ -228,14 +228,14 @@ class _Recovery:
                     found[name] = root
         if len(set(found.values())) < len(found):
             found = {}
-        version = next((version for version in range(1, VERSION) if set(tables(version)) == set(found)), VERSION)
-        if version < VERSION:
-            return found, *self._read_legacy_state(found, version)
+        legacy = next((version for version in LEGACY_VERSIONS if set(tables(version)) == set(found)), None)
+        if legacy is not None:
+            return found, *self._read_legacy_state(found, legacy)
         roots = {**initial_roots(), **found}
         rows, lost = self._read_state(roots[STATE])
         if not found:
-            older = initial_roots(VERSION - 1)
-            older_rows, older_lost = self._read_legacy_state(older, VERSION - 1)
+            older = initial_roots(LEGACY_VERSIONS[-1])
+            older_rows, older_lost = self._read_legacy_state(older, LEGACY_VERSIONS[-1])
             if len(older_rows) > len(rows):
                 return older, older_rows, older_lost
         return roots, rows, lost
@@ -292,11 +292,11 @@ class _Recovery:
             for row in state.jobs
             if row.job <= MAX_NUMBER and row.job in payloads and (row.state != "done" or row.agreed == tasks[row.job])
         }
-        unusable = {id(row) for row in numbered if row.job not in jobs}
         changes: list[StateRow] = [
             msgspec.structs.replace(row, quiet_from=None, is_settled=False) if isinstance(row, SubscriptionRow) else row
             for row in rows
-            if id(row) not in unusable and not isinstance(row, NextJobRow)
+            if not isinstance(row, NextJobRow)
+            and (row.job in jobs if isinstance(row, JobRow | JobPayloadRow | TaskRow) else True)
         ]
         has_next_job = any(isinstance(row, NextJobRow) and row.job <= MAX_NUMBER for row in rows)
         count = len(changes) + has_next_job

@@ -33,7 +33,7 @@ from godwit.store.state import LogMeta, apply_changes, has_valid_checksum, store
 from godwit.store.witness import Witness
 from godwit.wire.epochs import Epoch
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The version of the records that this program writes and applies. Claims and places name it."""
 FIRST_STORED_FORMAT: Final = 2
 """The version while places did not name it."""

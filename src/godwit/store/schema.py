@@ -5,8 +5,8 @@ indexes. Before anything else is read, the schema of a file must therefore equal
 and table names in statements come from this module and not from the file. For the same reason a released script is
 never changed, not even a space within a statement.
 
-    schema.sql      creates the current version
-    schema_N.sql    adds to version N - 1 what version N had: the earlier versions, which godwit.store.legacy upgrades
+    schema.sql      creates the versions 4 and 5, which differ in the rows of jobs only
+    schema_N.sql    adds to version N - 1 what version N had: the versions 1 to 3, which godwit.store.legacy upgrades
     queries.sql     the statements, by name
 """
 
@@ -53,14 +53,17 @@ def read_sql(name: str) -> str:
 
 
 QUERIES: Final = parse_queries(read_sql("queries.sql"))
-LEGACY_SCRIPTS: Final = tuple(read_sql(f"schema_{version}.sql") for version in (1, 2, 3))
-VERSION: Final = 4
-"""The version that this program writes."""
+LEGACY_VERSIONS: Final = (1, 2, 3)
+"""The versions with other tables."""
+LEGACY_SCRIPTS: Final = tuple(read_sql(f"schema_{version}.sql") for version in LEGACY_VERSIONS)
+VERSION: Final = 5
+"""The version that this program writes. Since 5 the row of a job contains its payload and its task (JobRow in
+godwit.wire.changes), which a program that knows version 4 only would take for lost."""
 
 
 def script(version: int = VERSION) -> str:
     """Return the script that makes an empty file a log of a version."""
-    return read_sql("schema.sql") if version == VERSION else "".join(LEGACY_SCRIPTS[:version])
+    return "".join(LEGACY_SCRIPTS[:version]) if version in LEGACY_VERSIONS else read_sql("schema.sql")
 
 
 def create_schema(connection: apsw.Connection) -> None:

@@ -1,4 +1,5 @@
--- The current version of a log's file: what an empty file becomes. See schema_*.sql for earlier versions.
+-- The current version of a log's file: what an empty file becomes. See schema_*.sql for the versions 1 to 3; version 4
+-- had the same tables.
 --
 -- `seal` is a checksum of the other values of its row. In `blocks` it covers the numbers only: the columns topics and
 -- body contain their own checksums.

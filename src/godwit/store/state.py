@@ -55,6 +55,7 @@ from godwit.wire.changes import (
     TaskRow,
     TopicDeleted,
     TopicRow,
+    job_parts,
 )
 
 _Values: TypeAlias = tuple[Any, ...]
@@ -167,6 +168,7 @@ def collect_state(rows: Iterable[StateRow]) -> StoredState:
     found: dict[type, list[Any]] = {row_type: [] for row_type in _KINDS}
     for row in rows:
         found[type(row)].append(row)
+    jobs, payloads, tasks = _split_jobs(found[JobRow], found[JobPayloadRow], found[TaskRow])
     return StoredState(
         topics=sorted(found[TopicRow], key=attrgetter("name")),
         retained=found[RetainedRow],
@@ -178,9 +180,33 @@ def collect_state(rows: Iterable[StateRow]) -> StoredState:
         queries=sorted(found[QueryRow], key=attrgetter("last_us", "query")),
         relays=found[RelayRow],
         next_job=next((row.job for row in found[NextJobRow]), 1),
-        jobs=found[JobRow],
-        payloads=found[JobPayloadRow],
-        tasks=found[TaskRow],
+        jobs=jobs,
+        payloads=payloads,
+        tasks=tasks,
+    )
+
+
+def _split_jobs(
+    jobs: list[JobRow], payloads: list[JobPayloadRow], tasks: list[TaskRow]
+) -> tuple[list[JobRow], list[JobPayloadRow], list[TaskRow]]:
+    """Return the rows of jobs without payloads and tasks, and all rows of payloads and of tasks, ordered by number.
+
+    A job's row is newer than the separate rows of its payload and its only task, which an older version has written.
+    """
+    found_jobs: list[JobRow] = []
+    found_payloads = {row.job: row for row in payloads}
+    found_tasks = {(row.job, row.number): row for row in tasks}
+    for row in jobs:
+        job, payload, task = job_parts(row)
+        found_jobs.append(job)
+        if payload is not None:
+            found_payloads[job.job] = payload
+        if task is not None:
+            found_tasks[job.job, 0] = task
+    return (
+        found_jobs,
+        sorted(found_payloads.values(), key=attrgetter("job")),
+        sorted(found_tasks.values(), key=attrgetter("job", "number")),
     )
 
 

@@ -189,8 +189,29 @@ class RelayRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     last_us: int = 0
 
 
+class TaskRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A task of a job with several, or of a job that an older version has stored. Key: job and number."""
+
+    job: int
+    number: int
+    state: str
+    worker: str
+    """The worker that holds the task, or held it last."""
+    instance: bytes
+    """The run of that worker."""
+    fence: int
+    failures: int
+    losses: int
+    begins_us: int
+    """The task is not leased before this time; while it is leased, the start of the lease."""
+    since_us: int
+    previous_workers: tuple[str, ...] = ()
+    result: bytes = b""
+    error: str = ""
+
+
 class JobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A job without its payload, which never changes and may be long (JobPayloadRow). Key: job."""
+    """A job; most are stored as this row alone. Key: job."""
 
     job: int
     controller: str
@@ -209,10 +230,16 @@ class JobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     agreed: int | None
     ended_us: int | None
     reason: str = ""
+    payload_bytes: int | None = None
+    """The length of the payload, which is no longer stored when the job is done. None in older rows."""
+    payload: bytes | None = None
+    """None for a long payload: it never changes, and is written once, as a JobPayloadRow."""
+    task: TaskRow | None = None
+    """The task of a job with one task. None for one that was never leased and has not ended."""
 
 
 class JobPayloadRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The payload of a job. It is stored even if it is empty: a job without this row has lost it. Key: job."""
+    """A long payload. Older versions stored every payload so. A job without any payload has lost it. Key: job."""
 
     job: int
     payload: bytes
@@ -222,27 +249,6 @@ class JobDeleted(msgspec.Struct, frozen=True, gc=False):
     """A job that ended long ago was removed, with its payload and its tasks."""
 
     job: int
-
-
-class TaskRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A task of a job. Key: job and number."""
-
-    job: int
-    number: int
-    state: str
-    worker: str
-    """The worker that holds the task, or held it last."""
-    instance: bytes
-    """The run of that worker."""
-    fence: int
-    failures: int
-    losses: int
-    begins_us: int
-    """The task is not leased before this time; while it is leased, the start of the lease."""
-    since_us: int
-    previous_workers: tuple[str, ...] = ()
-    result: bytes = b""
-    error: str = ""
 
 
 class NextJobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -279,8 +285,20 @@ Change: TypeAlias = (
 )
 
 
+def job_parts(row: JobRow) -> tuple[JobRow, JobPayloadRow | None, TaskRow | None]:
+    """Return the row of a job without payload and task, and rows of those that it contains."""
+    payload, task = row.payload, row.task
+    if payload is None and task is None:
+        return row, None, None
+    payload_row = None if payload is None else JobPayloadRow(row.job, payload)
+    return msgspec.structs.replace(row, payload=None, task=None), payload_row, task
+
+
 class StoredState(msgspec.Struct):
-    """All stored rows. Jobs, payloads and tasks are ordered by number, topics by name."""
+    """All stored rows. Jobs, payloads and tasks are ordered by number, topics by name.
+
+    The rows of jobs are without their payloads and tasks, which are among those of the others (job_parts).
+    """
 
     topics: list[TopicRow] = []
     retained: list[RetainedRow] = []

@@ -6,6 +6,7 @@ import gc
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from tests.broker.jobs.driver import KEEP_S, SchedulerDriver
 
@@ -273,25 +274,47 @@ def job(number: int, tasks: int = 1) -> Job:
     return made
 
 
-def test_a_new_job_is_written_with_its_payload_and_the_next_number() -> None:
+def row_of(one: Job) -> ch.JobRow:
+    """Return the only row that is written for a job."""
+    dirty = DirtyJobs()
+    dirty.add([one], one.tasks, [], 0)
+    (row,) = dirty.changes()
+    assert isinstance(row, ch.JobRow)
+    return row
+
+
+def test_a_new_job_is_one_row_with_its_payload_and_its_task() -> None:
     dirty = DirtyJobs()
     one = job(7)
     dirty.add([one], one.tasks, [], 8)
-    kept = ch.JobRow(7, "ann", "k7", "resize", 2, 5, 100, 1100, 2100, 4, 1000, 60_000, "running", 1, None)
-    assert dirty.changes() == [
-        ch.NextJobRow(8),
-        kept,
-        ch.JobPayloadRow(7, b"payload"),
-        ch.TaskRow(7, 0, "waiting", "", b"", 0, 0, 0, 150, 150),
-    ]
+    kept = ch.JobRow(
+        7, "ann", "k7", "resize", 2, 5, 100, 1100, 2100, 4, 1000, 60_000, "running", 1, None, "", 7, b"payload"
+    )
+    assert dirty.changes() == [ch.NextJobRow(8), kept]
+    one.tasks[0].state, one.tasks[0].fence = "leased", 1
+    leased = ch.TaskRow(7, 0, "leased", "", b"", 1, 0, 0, 150, 150)
+    assert row_of(one) == msgspec.structs.replace(kept, task=leased)
 
 
-def test_a_job_that_is_stored_is_written_without_its_payload() -> None:
+def test_a_task_that_ends_without_a_lease_is_in_the_row_of_its_job() -> None:
+    one = job(7)
+    one.state = one.tasks[0].state = "cancelled"
+    row = row_of(one)
+    assert row.task is not None
+    assert (row.state, row.task.state) == ("cancelled", "cancelled")
+
+
+def test_a_long_payload_is_written_once() -> None:
     dirty = DirtyJobs()
     one = job(7)
+    one.payload = bytes(job_table.SHORT_PAYLOAD_BYTES + 1)
+    dirty.add([one], one.tasks, [], 0)
+    row, payload = dirty.changes()
+    assert isinstance(row, ch.JobRow)
+    assert row.payload is None
+    assert payload == ch.JobPayloadRow(7, one.payload)
     one.is_stored = True
-    dirty.add([one], [], [], 0)
-    assert [type(change) for change in dirty.changes()] == [ch.JobRow]
+    assert row_of(one) == row
 
 
 def test_a_row_shows_the_present_state() -> None:
@@ -300,16 +323,22 @@ def test_a_row_shows_the_present_state() -> None:
     dirty.add([], one.tasks, [], 0)
     task = one.tasks[0]
     task.state, task.worker, task.previous_workers, task.result = "finished", "bob", ("cid",), b"small"
-    (kept,) = dirty.changes()
-    assert isinstance(kept, ch.TaskRow)
+    one.state, one.payload = "done", b""
+    (row,) = dirty.changes()
+    assert isinstance(row, ch.JobRow)
+    kept = row.task
+    assert kept is not None
     assert (kept.state, kept.worker, kept.previous_workers, kept.result) == ("finished", "bob", ("cid",), b"small")
+    assert (row.state, row.payload, row.payload_bytes) == ("done", b"", 7)
 
 
 def test_rows_of_one_type_are_adjacent_and_deletions_come_last() -> None:
     dirty = DirtyJobs()
     first, second, third = job(1, 2), job(2, 2), job(3)
     third.is_stored = True
-    dirty.add([first, second, third], [*first.tasks, *second.tasks], [9], 4)
+    for one in (first, second, third):
+        one.payload = bytes(job_table.SHORT_PAYLOAD_BYTES + 1)
+    dirty.add([first, second, third], [*first.tasks, *second.tasks, *third.tasks], [9], 4)
     assert [type(change) for change in dirty.changes()] == [
         ch.NextJobRow, *[ch.JobRow] * 3, *[ch.JobPayloadRow] * 2, *[ch.TaskRow] * 4, ch.JobDeleted,
     ]  # fmt: skip
@@ -326,9 +355,9 @@ def test_a_deleted_job_has_no_other_rows() -> None:
 
 def test_rows_put_back_are_written_once_with_the_highest_number() -> None:
     older, dirty = DirtyJobs(), DirtyJobs()
-    one, two = job(7), job(8)
-    older.add([one], one.tasks, [], 8)
-    dirty.add([two, one], one.tasks, [], 9)
+    one, two = job(7, 2), job(8)
+    older.add([one], one.tasks[:1], [], 8)
+    dirty.add([two, one], one.tasks[:1], [], 9)
     dirty.put_back(older)
     changes = dirty.changes()
     assert changes[0] == ch.NextJobRow(9)
@@ -358,3 +387,13 @@ def test_a_row_restores_all_options_of_a_job() -> None:
         assert job_row(again) == job_row(made)
         assert [task_row(task) for task in again.tasks] == [task_row(task) for task in made.tasks]
         assert (again.is_stored, again.tried_workers) == (True, {"bob"})
+
+
+def test_a_job_that_is_done_keeps_the_length_of_its_payload() -> None:
+    one = job(7)
+    one.state, one.payload, one.tasks[0].state = "done", b"", "finished"
+    row, payload, task = ch.job_parts(job_row(one))
+    assert payload is not None
+    assert task is not None
+    again = job_from_row(row, payload.payload, [task], JobQueue("resize"))
+    assert (again.payload, again.spec) == (b"", one.spec)

@@ -6,7 +6,8 @@ early, the oldest first. Limited are the number of tasks, and the bytes of paylo
 No controller can take all the room: its unended jobs take at most half of what those of the others leave.
 
 DirtyJobs is the part of godwit.broker.dirty_state for jobs. It refers to objects, so a written row shows their
-state at the end of the turn. Tasks that were never leased have no row: their number follows from the job's row.
+state at the end of the turn. A job with one task and a short payload, as most are, is one row: each row costs the store
+much more than its bytes. Tasks that were never leased have no row: their number follows from the job's row.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Final, cast
 
 from godwit.broker.jobs.model import ENDED, MAX_SHARED_WORKERS, Job, JobTask
 from godwit.broker.jobs.queue import JobQueue
-from godwit.limits import MAX_JOBS, MAX_JOBS_BYTES, MAX_SUBMITTED_BYTES, MAX_TASKS
+from godwit.limits import KIB, MAX_JOBS, MAX_JOBS_BYTES, MAX_SUBMITTED_BYTES, MAX_TASKS
 from godwit.wire.changes import Change, JobDeleted, JobPayloadRow, JobRow, NextJobRow, TaskRow
 from godwit.wire.jobs import JobSpec, JobState, TaskState
+
+SHORT_PAYLOAD_BYTES: Final = KIB
+"""A payload up to this length is written again with each change of its job, a longer one once."""
 
 
 class ControllerUsage:
@@ -213,8 +217,15 @@ class DirtyJobs:
 
     def add(self, jobs: Iterable[Job], tasks: Iterable[JobTask], deleted: Iterable[int], next_job: int) -> None:
         """Mark changed jobs and tasks, and deleted jobs."""
-        self.jobs.update(dict.fromkeys(jobs))
-        self.tasks.update(dict.fromkeys(tasks))
+        dirty_jobs, dirty_tasks = self.jobs, self.tasks
+        for job in jobs:
+            dirty_jobs[job] = None
+        for task in tasks:
+            job = task.job
+            if job.agreed == 1:  # the job's row contains it
+                dirty_jobs[job] = None
+            else:
+                dirty_tasks[task] = None
         self.deleted.update(dict.fromkeys(deleted))
         if next_job > self.next_job:
             self.next_job = next_job
@@ -237,7 +248,7 @@ class DirtyJobs:
         for job in self.jobs:
             if job.number not in deleted:
                 changes.append(job_row(job))
-                if not job.is_stored:
+                if not job.is_stored and len(job.payload) > SHORT_PAYLOAD_BYTES:
                     payloads.append(JobPayloadRow(job.number, job.payload))
         changes += payloads
         for task in self.tasks:
@@ -250,6 +261,12 @@ class DirtyJobs:
 def job_row(job: Job) -> JobRow:
     """Return the row of a job in its present state."""
     spec = job.spec
+    payload = job.payload
+    only_task: TaskRow | None = None
+    if job.agreed == 1:
+        task = job.tasks[0]
+        if task.fence or task.state != "waiting":
+            only_task = task_row(task)
     return JobRow(
         job.number,
         job.controller,
@@ -267,6 +284,9 @@ def job_row(job: Job) -> JobRow:
         job.agreed,
         job.ended_us,
         job.reason,
+        spec.size,
+        payload if len(payload) <= SHORT_PAYLOAD_BYTES else None,
+        only_task,
     )
 
 
@@ -294,7 +314,7 @@ def job_from_row(row: JobRow, payload: bytes, task_rows: list[TaskRow], queue: J
     spec = JobSpec(
         key=row.key,
         of_kind=row.kind,
-        size=len(payload),
+        size=len(payload) if row.payload_bytes is None else row.payload_bytes,
         workers=row.workers,
         priority=row.priority,
         delay_ms=(row.begins_us - row.submitted_us) // 1000,

@@ -286,7 +286,7 @@ Change: TypeAlias = (
 
 
 def job_parts(row: JobRow) -> tuple[JobRow, JobPayloadRow | None, TaskRow | None]:
-    """Return the row of a job without payload and task, and rows of those that it contains."""
+    """Return the row of a job without payload and task, and the rows of both if it contains them."""
     payload, task = row.payload, row.task
     if payload is None and task is None:
         return row, None, None

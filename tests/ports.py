@@ -1,8 +1,8 @@
 """Ports for servers that must know them before they start, or that return under the same one.
 
-A port that the system has chosen and that was closed again may be given to any other program before the server binds
-it, or while the server is down: with several workers that happens. These ports are below those that the system gives
-away by itself.
+When the system has chosen a port and it was closed again, any other program may get it before the server binds it, or
+while the server is down: with several workers that happens. These ports are below the range that the system chooses
+from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _picker = _PortPicker()
 
 
 def free_port() -> int:
-    """Return a port that no program on 127.0.0.1 uses, and that the system gives to no other."""
+    """Return a port that no program on 127.0.0.1 uses, and that the system chooses for no other."""
     return _picker.next_port()
 
 

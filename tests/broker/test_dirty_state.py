@@ -156,7 +156,7 @@ def test_jobs_are_written_put_back_and_forgotten() -> None:
     job = Job(7, "ann", JobSpec(key="k", of_kind="resize"), JobQueue("resize"), b"payload", 0)
     journal.work([job], job.tasks, [3], 8)
     changes, marks = journal.take(0)
-    assert [type(change) for change in changes] == [ch.NextJobRow, ch.JobRow, ch.JobPayloadRow, ch.JobDeleted]
+    assert [type(change) for change in changes] == [ch.NextJobRow, ch.JobRow, ch.JobDeleted]
     journal.put_back(marks)
     assert journal.is_marked
     journal.forget_job(job)

@@ -52,7 +52,7 @@ def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
 
 
 def test_after_a_restart_idle_time_begins_with_the_clock_of_this_broker() -> None:
-    """It may be years ahead. Publishers that were idle before are forgotten when they are due."""
+    """It may be years ahead, also at each further restart."""
     idle, busy, new = ("alice", "idle", "orders"), ("alice", "busy", "orders"), ("bob", "till", "orders")
     known = Identities(DirtyState({}, is_durable=False))
     day_us = 24 * 3600 * 1_000_000
@@ -62,9 +62,16 @@ def test_after_a_restart_idle_time_begins_with_the_clock_of_this_broker() -> Non
     assert known.record_sequences(new, 1, 0, 1, now_us) == 0  # deletes publishers that are due
     assert known.record_sequences(busy, 1, 5, 3, now_us) == 2
     assert known.get(idle) is not None
-    known.record_sequences(("bob", "other", "orders"), 1, 0, 1, now_us + PUBLISHER_EXPIRY_S * 1_000_000 - 4 * day_us)
-    assert known.get(idle) is None
-    assert known.get(busy) is not None
+
+    later_us = now_us + day_us
+    known = Identities(DirtyState({}, is_durable=False))
+    known.restore([rows[0], IdentityRow(*busy, 1, 8, now_us), IdentityRow(*new, 1, 1, now_us)], later_us)
+    assert known.record_sequences(("bob", "other", "orders"), 1, 0, 1, later_us) == 0
+    assert known.record_sequences(idle, 1, 0, 5, later_us) == 5
+
+    end_us = later_us + PUBLISHER_EXPIRY_S * 1_000_000
+    assert known.record_sequences(("bob", "third", "orders"), 1, 0, 1, end_us) == 0
+    assert known.get(busy) is None
 
 
 def test_what_is_not_in_the_log_is_new_again() -> None:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
+from nats.aio.client import Srv
 from tests.metrics.http_client import address_of, get
 from tests.net.cluster_nodes import Cluster, NodeProcess, godwit_command, run_godwit, wait_until
 from tests.net.nats_servers import find_program
@@ -24,6 +26,7 @@ from tests.net.postgres_servers import PostgresServers, find_programs
 import godwit
 from godwit.cluster.engine import EngineUnavailableError
 from godwit.errors import ConfigurationError
+from godwit.net import nats_engine
 from godwit.net.authority import issue_for_broker, issue_for_node, new_authority, write_identity
 from godwit.net.cluster_tls import EngineTls, unencrypted
 from godwit.net.nats_engine import NatsEngine, NatsSettings
@@ -197,6 +200,30 @@ def test_most_servers_fail_the_verification(case: str, certificates: Certificate
         settings = NatsSettings(name="a", servers=["tls://a:1"], monitors=addresses, tls=certificates.good)
         with pytest.raises(error, match=f"the NATS server at {addresses[1]} {text}"):
             NatsEngine(settings, lambda report: None).start()
+
+
+def test_a_wrong_certificate_beside_a_server_that_starts_is_waited_for(
+    certificates: Certificates, others: Certificates
+) -> None:
+    contexts = [server_context(certificates.good), server_context(others.good)]
+    with monitors(contexts) as addresses:
+        places = [*addresses, "https://127.0.0.1:1"]
+        settings = NatsSettings(name="a", servers=["tls://a:1"], monitors=places, tls=certificates.good)
+        with pytest.raises(
+            EngineUnavailableError, match=f"the NATS server at {places[1]} has a certificate of an unknown"
+        ):
+            NatsEngine(settings, lambda report: None).start()
+
+
+def test_servers_that_a_server_announces_are_not_used() -> None:
+    async def main() -> list[str]:
+        client = nats_engine._NatsClient()
+        client._current_server = Srv(urlparse("tls://a:1"))
+        client.options["dont_randomize"] = True
+        await client._process_info({"connect_urls": ["b:2"]})
+        return [one.uri.netloc for one in client._server_pool]
+
+    assert asyncio.run(main()) == []
 
 
 class Intruder:

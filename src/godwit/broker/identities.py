@@ -144,13 +144,11 @@ class Identities:
     def restore(self, rows: Sequence[IdentityRow], now_us: int) -> None:
         """Add the publishers that were known before a restart or a takeover, the least recently used ones first.
 
-        The time since the last of them has published is not idle time: no broker may have run, or this one's clock may
-        be years ahead of that of the broker before. A publisher that was forgotten would be doubled when it returns.
+        Their idle time begins anew: no broker may have run, or this one's clock may be years ahead of that of the
+        broker before. Messages that a forgotten publisher sends again would be stored twice. Their number is limited.
         """
-        pause_us = max(0, now_us - rows[-1].last_us) if rows else 0
         for row in rows:
-            last_us = row.last_us + pause_us
-            progress = PublisherProgress(row.epoch, row.next_sequence, last_us, row.epoch, row.next_sequence)
+            progress = PublisherProgress(row.epoch, row.next_sequence, now_us, row.epoch, row.next_sequence)
             self._add((row.owner, row.publisher, row.topic), progress)
 
     def _bound(self, now_us: int) -> None:

@@ -129,8 +129,11 @@ def check_servers(settings: NatsSettings, context: ssl.SSLContext | None = None)
             raise ConfigurationError(f"{monitor} and {found[server_id]} are the same NATS server: list each one once")
         found[server_id] = monitor
     if len(found) <= len(settings.monitors) // 2:
+        # A server that only does not answer may be starting. So a wrong certificate of another one is not decisive.
+        is_final = sum(one.is_lasting for one in insecure.values()) > len(settings.monitors) // 2
         for monitor, one in insecure.items():
-            _refuse(f"the NATS server at {monitor}", one, problem)
+            kind = ConfigurationError if is_final and one.is_lasting else EngineUnavailableError
+            raise kind(f"the NATS server at {monitor} {one.text}") from problem
         raise EngineUnavailableError(
             f"{', '.join(absent)} do not answer ({problem}), and they are the majority: start the NATS servers with "
             "`http: HOST:PORT`, and list all of these addresses in monitors"
@@ -197,7 +200,11 @@ def stream_problem(config: StreamConfig, settings: NatsSettings) -> str:
 
 
 class _NatsClient(Client):
-    """A client of NATS that sends nothing in clear to a server behind tls://."""
+    """A client of NATS that sends nothing in clear to a server behind tls://, and uses the configured servers only."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Ignore further servers that a server announces: it does so before TLS has verified it."""
+        await super()._process_info({**info, "connect_urls": []}, initial_connection)
 
     def _connect_command(self) -> bytes:
         """Return the first command to a server, which has user and password."""

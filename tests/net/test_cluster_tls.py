@@ -205,7 +205,7 @@ def test_most_servers_fail_the_verification(case: str, certificates: Certificate
 def test_a_wrong_certificate_beside_a_server_that_starts_is_waited_for(
     certificates: Certificates, others: Certificates
 ) -> None:
-    contexts = [server_context(certificates.good), server_context(others.good)]
+    contexts: list[ssl.SSLContext | None] = [server_context(certificates.good), server_context(others.good)]
     with monitors(contexts) as addresses:
         places = [*addresses, "https://127.0.0.1:1"]
         settings = NatsSettings(name="a", servers=["tls://a:1"], monitors=places, tls=certificates.good)

@@ -57,6 +57,7 @@ def test_the_wheel_has_the_product_and_no_development_tools(wheel: zipfile.ZipFi
     }
     assert not layers & {"sim", "bench", "tools", "tests"}
     assert "godwit/py.typed" in names
+    assert "godwit/wire/bulk.c" in names  # the digest of the core covers it
     (commands,) = (name for name in names if name.endswith("entry_points.txt"))
     assert wheel.read(commands).decode().split() == ["[console_scripts]", "godwit", "=", "godwit.cli:main"]
 

@@ -56,7 +56,7 @@ def build(folder: Path, *options: str) -> Any:
     (extension,) = hatch_build.written_extensions()
     extension.extra_compile_args += options
     (path,) = hatch_build.build_extensions([extension], folder / "objects", folder).values()
-    return load(ExtensionFileLoader("godwit.wire.bulk", str(path)))
+    return load(ExtensionFileLoader("bulk", str(path)))  # its name in sys.modules
 
 
 @pytest.fixture(scope="module")

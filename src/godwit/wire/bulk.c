@@ -47,7 +47,7 @@ put_little(uint8_t *at, uint32_t value)
 #define HAS_CRC() __builtin_cpu_supports("sse4.2")
 #define CRC_8(crc, at) ((uint32_t)_mm_crc32_u64((crc), load_8(at)))
 #define CRC_1(crc, at) _mm_crc32_u8((crc), *(at))
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
 #include <arm_acle.h>
 #define WITH_CRC
 #define HAS_CRC() 1
@@ -55,9 +55,9 @@ put_little(uint8_t *at, uint32_t value)
 #define CRC_1(crc, at) __crc32cb((crc), *(at))
 #endif
 
-static int has_crc; /* whether the processor has the instructions */
-
 #ifdef WITH_CRC
+
+static int has_crc; /* whether the processor has the instructions */
 
 static inline uint64_t
 load_8(const uint8_t *at)

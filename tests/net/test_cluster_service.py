@@ -68,7 +68,7 @@ class Traffic:
     async def _publish(self, qos: int) -> None:
         number = 0
         async with godwit.connect(self._address, name=f"publisher-{qos}") as client:
-            while not self._is_ending.is_set():
+            while not (self._is_ending.is_set() and self.confirmed[qos]):  # a busy machine may connect it at the end
                 payloads = [b"%d %d" % (qos, number + k) for k in range(IN_FLIGHT)]
                 number += IN_FLIGHT
                 await asyncio.gather(*[client.publish(f"t/{qos}", payload, qos=qos) for payload in payloads])

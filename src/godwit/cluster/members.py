@@ -1,4 +1,4 @@
-"""The other members of a cluster, as their heartbeats describe them, and how far a node believes these.
+"""The other members of a cluster, as their heartbeats describe them, and which of these statements count.
 
 A wrongly configured member must not stop or disturb others. Therefore
 
@@ -31,7 +31,7 @@ SAME_AGE_S: Final = 1.0
 
 
 class Members:
-    """What one run of a node knows of the others."""
+    """The other members, by the heartbeats that one run of a node has received."""
 
     def __init__(self, run_id: bytes, now: float) -> None:
         self.known: OrderedDict[str, Member] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What a node of a cluster reports over HTTP in every state: its health, its role, and its metrics.
+"""Health, role and metrics of a node of a cluster, served over HTTP in every state.
 
 The endpoint (godwit.metrics.server) is open from the start of the node to its end. While the node is active, the
 metrics of its broker are added (godwit.net.broker_metrics).

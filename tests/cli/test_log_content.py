@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tests.cli.logs import BEGAN_US, LOG_ID, entry, opened, write_log
-from tests.cli.real import GODWIT, Running, environment, error_of, eventually, godwit, lines, needs_posix, running
+from tests.cli.real import (
+    GODWIT,
+    PATIENCE_S,
+    Running,
+    environment,
+    error_of,
+    eventually,
+    godwit,
+    lines,
+    needs_posix,
+    running,
+)
 
 from godwit.archive.columns import schema_of
 from godwit.cli import log_content
@@ -334,9 +344,7 @@ def test_follow_shows_what_a_broker_adds_and_ends_with_ctrl_c(tail_data: str) ->
         assert tail.out.line() == "home/a: new"
         store.append([entry("home/b", "newer")])
         assert tail.out.line() == "home/b: newer"
-        began = time.monotonic()
         assert tail.interrupt() == 130
-        assert time.monotonic() - began < 2.0
         assert (tail.out.rest(), tail.err.rest()) == ([], [])
 
 
@@ -381,7 +389,7 @@ def test_a_reader_that_goes_ends_it_quietly(tail_data: str) -> None:
         try:
             assert process.stdout.readline() == b"$jobs/x: job\n"
             process.stdout.close()
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=PATIENCE_S) == 0
             assert process.stderr.read() == b""
         finally:
             process.kill()

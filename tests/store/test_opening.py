@@ -2,33 +2,42 @@
 
 The folder is that of a process that was killed in the midst of its work: a part of the log is in its file, the newest
 messages are in the write-ahead log alone. Whatever happens to these files, no confirmed message may be missing without
-a report that names its offset, and no offset may be given to another message.
+a report that names its offset, no message may be lost that is intact in a file, and no offset may be given to another
+message. The same holds after a power failure, and for a folder that was closed in order.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import pytest
-from tests.store.entries import LOG_ID, make_entry, make_job
+from crc32c import crc32c
+from tests.store.entries import make_entry, make_job
 
 from godwit.cli.log_maintenance import run_recover
-from godwit.errors import LogDamagedError, StorageError
+from godwit.errors import GodwitError, LogDamagedError, StorageError
 from godwit.net.durable_log import DurableLog
+from godwit.store.folder import RESERVE_BYTES, DataFolder
 from godwit.store.maintenance import backup, compact, verify
-from godwit.store.recover import LOST_JOBS
+from godwit.store.recover import LOST_END, LOST_JOBS
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
-from godwit.store.witness import SLOT_BYTES
+from godwit.store.witness import SLOT_BYTES, decode, read_witness
 from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, JobPayloadRow, NextJobRow, SubscriptionRow
 
 EVERYTHING = 2**40
 LATER_US = 10**9
+WAL, WITNESS, SHM = "-wal", "-witness", "-shm"
+UNCHECKED = "cannot be checked this time"
+"""In the finding of a start without a witness."""
 
 
 class Killed(NamedTuple):
@@ -49,12 +58,59 @@ class Killed(NamedTuple):
         return self.folder / f"log.sqlite{ending}"
 
 
+class Templates(NamedTuple):
+    killed: Killed
+    without_power: Killed
+    closed: Killed
+
+
+@contextmanager
+def opened(folder: Path, now_us: int) -> Iterator[SqliteStore]:
+    """Open a folder and its log as DurableLog does."""
+    data = DataFolder(folder)
+    data.open()
+    try:
+        assert len(data.reset_key(b"k" * 32)) == 32
+        store = SqliteStore.open(data.log_path, new_log_id=now_us.to_bytes(16, "little"), now_us=now_us)
+        try:
+            data.mark_log()
+            yield store
+        finally:
+            store.close()
+    finally:
+        data.close()
+
+
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Copied from under a store that is at work: as the files are when its process is killed."""
-    rng = Random(13)
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Templates:
+    """Copied from under a store that is at work, as the files are when its process is killed; and after its end."""
     work, folder = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("killed")
-    store = SqliteStore.open(work / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    with opened(work, 1) as store:
+        entries, checkpointed = fill_log(store)
+        shutil.copytree(work, folder, dirs_exist_ok=True)
+        killed = Killed(folder, entries, store.next_offset, checkpointed)
+    without_power = killed._replace(folder=tmp_path_factory.mktemp("without_power"))
+    shutil.copytree(folder, without_power.folder, dirs_exist_ok=True)
+    change_boot_id(without_power.file("-witness"))
+    return Templates(killed, without_power, killed._replace(folder=work, checkpointed=killed.next_offset))
+
+
+def change_boot_id(witness: Path) -> None:
+    """Make it a witness of an earlier run of the machine; see its format in godwit.store.witness."""
+    data = bytearray(witness.read_bytes())
+    for begin in range(0, len(data), SLOT_BYTES):
+        if decode(bytes(data[begin : begin + SLOT_BYTES])) is not None:
+            data[begin + 22 : begin + 38] = b"another boot id."
+            data[begin + 86 : begin + 90] = crc32c(bytes(data[begin : begin + 86])).to_bytes(4, "little")
+    witness.write_bytes(data)
+    record = read_witness(witness.with_name("log.sqlite"))
+    assert record is not None
+    assert not record.is_exact
+
+
+def fill_log(store: SqliteStore) -> tuple[dict[int, Entry], int]:
+    """Return all entries, and the offset up to which the log's own file has them."""
+    rng = Random(13)
     entries: dict[int, Entry] = {}
 
     def publish(number: int) -> None:
@@ -77,64 +133,152 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     checkpointed = store.next_offset
     for number in range(41, 71):
         publish(number)
-    shutil.copytree(work, folder, dirs_exist_ok=True)
-    next_offset = store.next_offset
-    store.close()
-    for name in ("lock", "reset-key"):
-        (folder / name).write_bytes(bytes(32))
-    (folder / "stages").mkdir()
-    return Killed(folder, entries, next_offset, checkpointed)
+    return entries, checkpointed
 
 
 @pytest.fixture
-def killed(template: Killed, tmp_path: Path) -> Killed:
+def killed(templates: Templates, tmp_path: Path) -> Killed:
+    return copy_of(templates.killed, tmp_path)
+
+
+def copy_of(template: Killed, tmp_path: Path) -> Killed:
     folder = tmp_path / "data"
     shutil.copytree(template.folder, folder)
     return template._replace(folder=folder)
 
 
+# -- intact messages --------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A page, or a frame of the write-ahead log, with a part of a message."""
+
+    ending: str
+    begin: int
+    end: int
+
+
+def parts_of(template: Killed) -> dict[int, list[list[Part]]]:
+    """Return where the messages are, by offset: for some bytes of each page that it has, the parts that have them."""
+    files = {ending: template.file(ending).read_bytes() for ending in ("", WAL) if template.file(ending).exists()}
+    found: dict[int, list[list[Part]]] = {}
+    for offset, entry in template.entries.items():
+        samples = [entry.rest[at : at + 24] for at in range(0, len(entry.rest) - 20, 4_000)] + [entry.rest[-20:]]
+        places = [
+            [part_at(ending, at) for ending, data in files.items() if (at := data.rfind(sample)) >= 0]
+            for sample in samples
+        ]
+        found[offset] = [place for place in places if place]  # the others cross the end of a page
+        assert found[offset]
+    return found
+
+
+def part_at(ending: str, at: int) -> Part:
+    head_bytes, size_bytes = (WAL_HEAD_BYTES, FRAME_BYTES) if ending else (0, PAGE_BYTES)
+    begin = at - (at - head_bytes) % size_bytes
+    return Part(ending, begin, begin + size_bytes)
+
+
+def intact_offsets(template: Killed, damaged: Killed, parts: dict[int, list[list[Part]]]) -> set[int]:
+    """Return the offsets of messages with all pages unchanged, in one file or the other."""
+    files = [
+        (one.file(end).read_bytes() if one.file(end).exists() else b"")
+        for one in (template, damaged)
+        for end in ("", WAL)
+    ]
+    before, after = {"": files[0], WAL: files[1]}, {"": files[2], WAL: files[3]}
+
+    def is_unchanged(part: Part) -> bool:
+        return before[part.ending][part.begin : part.end] == after[part.ending][part.begin : part.end]
+
+    return {
+        offset + index
+        for offset, places in parts.items()
+        if all(any(map(is_unchanged, place)) for place in places)
+        for index in range(template.entries[offset].count)
+    }
+
+
+@pytest.fixture(scope="module")
+def parts(templates: Templates) -> list[dict[int, list[list[Part]]]]:
+    return [parts_of(template) for template in templates]
+
+
+# -- what follows -----------------------------------------------------------------------------------------------------
+
+
 class Outcome(NamedTuple):
     kind: str
-    """intact, reported, or refused."""
+    """intact, reported, unchecked (reported, and the end is unknown), refused, or hopeless: recover refuses it too."""
     text: str
-    """The sentence of the refusal, or what was reported."""
+    """The sentence of the refusal, or the findings."""
     is_sound: bool
     """By `verify`, before anything was opened for writing."""
     lost: list[tuple[int, int]]
-    """What readers get as damaged."""
+    """Ranges that readers get as damaged."""
+    named: list[tuple[int, int]]
+    """Lost ranges in the report of `verify`, or in that of `recover` if the start was refused."""
 
 
 def outcome(killed: Killed) -> Outcome:
     """Verify and open the log; if that is refused, recover it first. Check that nothing is missing in silence."""
     try:
-        is_sound = verify(killed.log, lambda *_: None).is_sound
+        verdict = verify(killed.log, lambda *_: None)
+        is_sound, named = verdict.is_sound, verdict.damaged
     except StorageError:
-        is_sound = False
+        is_sound, named = False, []
     refusal = ""
     try:
-        store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
+        findings, lost = start(killed)
     except StorageError as error:
         refusal = str(error)
-        run_recover(killed.folder, as_json=True)
-        store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
-    found = store.read(0, EVERYTHING)
-    lost = {offset for begin, end in found.damaged for offset in range(begin, end)}
-    there = {offset + index for offset, entry in found.entries for index in range(entry.count)}
-    for offset, entry in found.entries:
-        assert killed.entries[offset] == entry, f"offset {offset} holds another message"
-    silent = set(range(killed.next_offset)) - lost - there
-    assert not silent, f"offsets {sorted(silent)} are missing, and nothing says so"
-    assert store.append([make_entry(b"new", received_us=LATER_US)]) >= killed.next_offset, "an offset is used again"
-    text = refusal or " | ".join(store.findings)
-    store.close()
-    kind = "refused" if refusal else "reported" if text or lost else "intact"
+        printed = io.StringIO()
+        try:
+            with redirect_stdout(printed):
+                run_recover(killed.folder, as_json=True)
+        except GodwitError as hopeless:
+            check_sentence(killed, str(hopeless))
+            return Outcome("hopeless", refusal, is_sound, [], [])
+        named = [(begin, end) for begin, end in json.loads(printed.getvalue())["missing"]]
+        findings, lost = start(killed)
     assert is_sound <= (not lost), "verify has found nothing, and messages are lost"
-    # The next start has nothing to say: all of it is settled.
-    again = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=3)
-    assert again.findings == []
-    assert again.read(0, EVERYTHING).damaged == found.damaged
-    again.close()
-    return Outcome(kind, text, is_sound, found.damaged)
+    # The next start has no findings: all of it is settled.
+    with opened(killed.folder, 3) as again:
+        assert again.findings == []
+        assert again.read(0, EVERYTHING).damaged == lost
+    text = refusal or " | ".join(findings)
+    kind = "refused" if refusal else "reported" if text or lost else "intact"
+    return Outcome("unchecked" if UNCHECKED in text else kind, text, is_sound, lost, named)
+
+
+def start(killed: Killed) -> tuple[list[str], list[tuple[int, int]]]:
+    """Open the log as a broker, and return the findings and the lost ranges."""
+    with opened(killed.folder, 2) as store:
+        found = store.read(0, EVERYTHING)
+        lost = {offset for begin, end in found.damaged for offset in range(begin, min(end, killed.next_offset))}
+        there = {offset + index for offset, entry in found.entries for index in range(entry.count)}
+        for offset, entry in found.entries:
+            assert killed.entries[offset] == entry, f"offset {offset} holds another message"
+        assert not lost & there, "a message is reported as lost, and can be read"
+        silent = set(range(killed.next_offset)) - lost - there
+        begin = store.append([make_entry(b"new", received_us=LATER_US)])
+        if any(UNCHECKED in finding for finding in store.findings):
+            # The last messages may be missing, and readers notice by the epoch.
+            assert silent == set(range(begin, killed.next_offset))
+            assert store.epochs[-1].first_offset == begin
+        else:
+            assert not silent, f"offsets {sorted(silent)} are missing without a report"
+            assert begin >= killed.next_offset, "an offset is used again"
+        return store.findings, found.damaged
+
+
+def check_sentence(killed: Killed, text: str) -> None:
+    """Check that it is one sentence or two for an operator, about a file, with a remedy."""
+    assert str(killed.log) in text
+    assert "\n" not in text
+    assert len(text) < 500
+    assert not any(word in text for word in ("Traceback", "Error(", "Errno", "object at 0x", "None"))
+    assert "estore a backup" in text
 
 
 # -- damages ----------------------------------------------------------------------------------------------------------
@@ -154,7 +298,7 @@ def cut(ending: str, to: float | int) -> Callable[[Killed], None]:
 def remove(*endings: str) -> Callable[[Killed], None]:
     def damage(killed: Killed) -> None:
         for ending in endings:
-            killed.file(ending).unlink()
+            killed.file(ending).unlink(missing_ok=True)
 
     return damage
 
@@ -218,12 +362,30 @@ def append_noise(killed: Killed) -> None:
         file.write(noise(999))
 
 
-def remove_folder_file(name: str) -> Callable[[Killed], None]:
-    return lambda killed: (killed.folder / name).unlink()
+def put(content: bytes | None, *names: str) -> Callable[[Killed], None]:
+    """Write files of the folder; None: delete them."""
+
+    def damage(killed: Killed) -> None:
+        for name in names:
+            file = killed.folder / name
+            if content is None:
+                file.unlink()
+            else:
+                file.write_bytes(content)
+
+    return damage
+
+
+def prepare_replacement(killed: Killed) -> None:
+    """Leave what a `recover` leaves that is killed before its last steps."""
+    backup(killed.log, killed.file(".next"), lambda *_: None)
 
 
 FRAME_10 = WAL_HEAD_BYTES + 10 * FRAME_BYTES
-WAL, WITNESS, SHM = "-wal", "-witness", "-shm"
+SPOILED_WITNESS = overwrite(WITNESS, 0, noise(4 * SLOT_BYTES))
+DRAFTS = [
+    f"log.sqlite{end}" for end in (".saved", ".saved.draft", ".compact", ".compact.draft", ".seed", ".next.draft")
+]
 
 DAMAGES: dict[str, tuple[str, Callable[[Killed], None]]] = {
     "nothing": ("intact", both()),
@@ -270,30 +432,90 @@ DAMAGES: dict[str, tuple[str, Callable[[Killed], None]]] = {
     "shm deleted": ("intact", remove(SHM)),
     "shm of noise": ("intact", overwrite(SHM, 0, noise(32_768))),
     "shm emptied": ("intact", cut(SHM, 0)),
-    "witness deleted": ("reported", remove(WITNESS)),
-    "witness emptied": ("reported", cut(WITNESS, 0)),
-    "witness of noise": ("reported", overwrite(WITNESS, 0, noise(4 * SLOT_BYTES))),
+    "witness deleted": ("unchecked", remove(WITNESS)),
+    "witness emptied": ("unchecked", cut(WITNESS, 0)),
+    "witness of noise": ("unchecked", SPOILED_WITNESS),
     "a bit of the witness": ("intact", flip(WITNESS, 50)),
     "half of the witness": ("intact", cut(WITNESS, 2 * SLOT_BYTES)),
-    "lock deleted": ("intact", remove_folder_file("lock")),
-    "reset-key deleted": ("intact", remove_folder_file("reset-key")),
+    "lock deleted": ("intact", put(None, "lock")),
+    "lock of noise": ("intact", put(noise(99), "lock")),
+    "reset-key deleted": ("intact", put(None, "reset-key")),
+    "reset-key emptied": ("intact", put(b"", "reset-key")),
+    "reset-key cut": ("intact", put(bytes(31), "reset-key")),
+    "reset-key of noise": ("intact", put(noise(32), "reset-key")),
+    "reset-key of more noise": ("intact", put(noise(99), "reset-key", "reset-key.new")),
+    "reserve deleted": ("intact", put(None, "reserve")),
+    "reserve cut": ("intact", put(bytes(99), "reserve")),
+    "reserve of noise": ("intact", put(noise(RESERVE_BYTES), "reserve")),
     "stages deleted": ("intact", lambda killed: (killed.folder / "stages").rmdir()),
+    "stages cut and of noise": ("intact", both(put(b"", "stages/a.stage"), put(noise(99), "stages/b.stage"))),
+    "drafts of noise": ("intact", put(noise(99), *DRAFTS, "stages/0.part", ".godwit-1.part")),
+    "a log that is to replace this one": ("intact", prepare_replacement),
+    "a log that is to replace this one, wal deleted": ("intact", both(prepare_replacement, remove(WAL))),
+    # More than one file.
+    "witness and wal deleted": ("unchecked", remove(WITNESS, WAL)),
+    "witness emptied, wal cut": ("unchecked", both(cut(WITNESS, 0), cut(WAL, FRAME_10))),
+    "witness and log deleted": ("refused", remove(WITNESS, "")),
+    "witness of noise, log deleted": ("refused", both(SPOILED_WITNESS, remove(""))),
+    "witness of noise, log emptied": ("refused", both(SPOILED_WITNESS, cut("", 0))),
+    "witness of noise, log and wal deleted": ("hopeless", both(SPOILED_WITNESS, remove("", WAL))),
+    "witness of noise, log and wal emptied": ("hopeless", both(SPOILED_WITNESS, cut("", 0), cut(WAL, 0))),
+    "witness emptied, log and wal deleted": ("hopeless", both(cut(WITNESS, 0), remove("", WAL))),
+    "witness, log and wal deleted": ("hopeless", remove("", WAL, WITNESS)),
+    "witness, log, wal and shm deleted": ("hopeless", remove("", WAL, WITNESS, SHM)),
+    "witness and wal deleted, log emptied": ("hopeless", both(cut("", 0), remove(WAL, WITNESS))),
 }
+WAL_WORDS = ("the wal", "frame", "wal emptied", "wal cut", "shm of", "shm emptied")
+"""In the names of rows that need a write-ahead log."""
+CLOSED = {
+    "half of the witness": "refused",  # the records that are left are of the last checkpoint, before its end
+    "witness and log deleted": "hopeless",
+    "witness of noise, log deleted": "hopeless",
+    "witness of noise, log emptied": "hopeless",
+}
+"""Differences for a folder that was closed in order, which has no write-ahead log."""
+CLOSED_NAMES = [name for name in DAMAGES if not name.startswith("wal") and not any(word in name for word in WAL_WORDS)]
+ROWS = [(name, kind) for kind in Templates._fields for name in (CLOSED_NAMES if kind == "closed" else DAMAGES)]
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_no_damage_is_silent(killed: Killed, name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), ROWS)
+def test_no_damage_is_silent(
+    templates: Templates, parts: list[dict[int, list[list[Part]]]], tmp_path: Path, name: str, kind: str
+) -> None:
+    index = Templates._fields.index(kind)
+    killed = copy_of(templates[index], tmp_path)
     expected, damage = DAMAGES[name]
+    if kind == "closed":
+        expected = CLOSED.get(name, expected)
     damage(killed)
+    intact = intact_offsets(templates[index], killed, parts[index])
     found = outcome(killed)
     assert found.kind == expected, found
+    lacks_wal = "wal deleted" in name and kind != "closed"
+    assert found.is_sound == (expected == "intact" and not lacks_wal)
+    if expected in ("refused", "hopeless"):
+        check_sentence(killed, found.text)
+    if expected == "hopeless":
+        assert "to begin a new log, move the other files of the folder away" in found.text
+        assert not intact
+        begin_anew(killed)
+        return
     if expected == "refused":
-        assert str(killed.log) in found.text
         assert "godwit log recover" in found.text
-    if found.lost:
-        assert expected == "refused" or f"{found.lost[0][0]:,}" in found.text or damage is spoil_message
-    if expected != "intact" and "cannot be checked this time" not in found.text:
-        assert not found.is_sound
+    lost = {offset for begin, end in found.lost for offset in range(begin, min(end, killed.next_offset))}
+    assert not lost & intact, "intact messages are reported as lost"
+    for begin, end in found.lost:
+        is_named = (begin, end) in found.named or f"{begin:,} to {end - 1:,}" in found.text
+        assert is_named or (end == begin + 1 and f"{begin:,}" in found.text)
+        is_end_unknown = expected == "refused" and not (kind == "killed" and "witness" not in name)
+        assert end <= killed.next_offset or (is_end_unknown and end <= killed.next_offset + LOST_END)
+
+
+def begin_anew(killed: Killed) -> None:
+    """Do as the sentence advises."""
+    killed.folder.rename(killed.folder.with_name("away"))
+    with opened(killed.folder, 2) as store:
+        assert (store.findings, store.next_offset) == ([], 0)
 
 
 def test_the_table_is_long() -> None:

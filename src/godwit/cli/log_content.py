@@ -67,9 +67,9 @@ def log_path(folder: Path) -> Path:
         found = path.exists()
     except OSError as error:
         raise GodwitError(f"cannot read {safe(str(folder))}: {error.strerror}; check its permissions") from error
+    refuse_lone_wal(path)
+    refuse_missing(path)
     if not found:
-        refuse_lone_wal(path)
-        refuse_missing(path)
         raise GodwitError(
             f"{safe(str(folder))} has no log (no file {path.name}); name the folder of a broker with --data"
         )

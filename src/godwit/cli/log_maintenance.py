@@ -29,7 +29,7 @@ from godwit.store.recover import LOST_END, RecoverReport, recover
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.schema import refuse_lone_wal
 from godwit.store.sqlite import SqliteStore
-from godwit.store.witness import read_witness, write_witness
+from godwit.store.witness import SUFFIX, read_witness, write_witness
 from godwit.wire.changes import RetainedRow
 from godwit.wire.filters import matches
 
@@ -60,8 +60,12 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
     if verdict.is_sound:
         if not as_json:
             typer.echo("everything is intact" + _given_up(verdict))
+            if verdict.witness == "absent":
+                typer.echo(f"the end of the log was not checked: this copy has no {path.name}{SUFFIX}")
         return
-    if verdict.missing or verdict.lacks_changes or verdict.problems:
+    if verdict.is_intact:
+        raise LogDamagedError(_without_witness(path, verdict))
+    if verdict.witness in ("damaged", "missing") or verdict.missing or verdict.lacks_changes or verdict.problems:
         found = (
             [f"offsets {format_ranges([verdict.missing])} were confirmed and are missing"] if verdict.missing else []
         )
@@ -69,6 +73,8 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
             found.append("the write-ahead log is shorter than it was: its last commits are missing")
         if verdict.damaged:
             found.append(f"offsets {format_ranges(verdict.damaged)} are damaged")
+        if verdict.witness in ("damaged", "missing"):
+            found.append(f"{path.name}{SUFFIX} is {verdict.witness}, so the end of the log is unchecked")
         found += verdict.problems[:MAX_PROBLEMS]
         if (more := len(verdict.problems) - MAX_PROBLEMS) > 0:
             found.append(f"and {count(more, 'problem')} more")
@@ -82,6 +88,15 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
     )
 
 
+def _without_witness(path: Path, verdict: VerifyReport) -> str:
+    """Return a sentence about a log that is intact as far as it goes."""
+    return (
+        f"{safe(str(path))}: the file is intact, but {path.name}{SUFFIX} is {verdict.witness}, so the end of the log "
+        "is unchecked: its last messages may be missing. Start the broker, which writes a new one, or restore a "
+        "backup"
+    )
+
+
 def _given_up(verdict: VerifyReport) -> str:
     """Return a remark about offsets that were lost and given up earlier."""
     if not verdict.given_up:
@@ -91,9 +106,9 @@ def _given_up(verdict: VerifyReport) -> str:
     )
 
 
-def _verified(path: Path) -> VerifyReport:
+def _verified(path: Path, *, is_locked: bool = False) -> VerifyReport:
     with _bar("checking") as progress:
-        return verify(path, _yielding_to_broker(path, progress.show))
+        return verify(path, _yielding_to_broker(path, progress.show), is_locked=is_locked)
 
 
 def run_recover(folder: Path, *, as_json: bool) -> None:
@@ -105,11 +120,14 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
     """
     with _exclusive(folder, "recover", may_be_missing=True) as held:
         path = held.log_path
-        if _is_sound(path):
+        verdict = _locked_verdict(path)
+        if verdict is not None and verdict.is_intact:
             if as_json:
-                show_objects([{"path": str(path), "kept": None, "is_sound": True}])
-            else:
+                show_objects([{"path": str(path), "kept": None, "is_sound": verdict.is_sound}])
+            elif verdict.is_sound:
                 typer.echo(f"{safe(str(path))}: nothing is damaged; the file is unchanged")
+            else:
+                typer.echo(_without_witness(path, verdict))
             return
         part = path.with_name(f"{path.name}.saved")
         part.unlink(missing_ok=True)  # left by a run that was killed
@@ -124,8 +142,8 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
                 )
             if not saved.blocks and not saved.kept_rows and read_witness(path) is None:
                 raise LogDamagedError(
-                    f"nothing in {safe(str(path))} can be saved; the file is unchanged. Restore a backup, or move "
-                    "the file away and start a new log"
+                    f"nothing in {safe(str(path))} can be saved; the file is unchanged. Restore a backup, or begin a "
+                    "new log in another folder"
                 )
             kept = _keep_damaged(path)
             held.replace_log(part)
@@ -143,11 +161,12 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
     typer.echo(f"the damaged file is kept as {safe(str(kept))}; delete it when you no longer need it")
 
 
-def _is_sound(path: Path) -> bool:
+def _locked_verdict(path: Path) -> VerifyReport | None:
+    """Return the result of a check in a folder that is locked, or None if opening the log fails."""
     try:
-        return _verified(path).is_sound
+        return _verified(path, is_locked=True)
     except StorageError:
-        return False
+        return None
 
 
 def run_compact(folder: Path, *, as_json: bool) -> None:

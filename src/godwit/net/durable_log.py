@@ -385,6 +385,7 @@ class DurableLog:
             except BaseException:
                 self._store.close()
                 raise
+            self.folder.mark_log()
         except BaseException:
             self.folder.close()
             raise

@@ -6,25 +6,33 @@ log.sqlite.next           a log that replaces log.sqlite: left by a command that
 stages/                   messages that a query has staged and not yet committed
 reset-key                 proves to clients of the last run that this broker was restarted
 reserve                   disk space that is released when the disk is full at a start
-lock                      locked while a broker uses the folder; its content is irrelevant
+lock                      locked while a broker uses the folder; it contains a mark once there was a log
+
+Until a broker has opened its log for the first time, a folder has `lock` without the mark, `reset-key`, `stages` and
+`reserve` at most, and an empty log: a start that is killed before that must not make the folder unusable.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from godwit.errors import DiskError, LogInUseError
+from godwit.errors import DiskError, LogDamagedError, LogInUseError
 from godwit.limits import MIB
 from godwit.store.atomic_file import move_into_place, sync, write_bytes
 from godwit.store.connection import SQLITE_SUFFIXES
+from godwit.store.sqlite_pages import is_whole_file
 from godwit.store.witness import read_witness, write_witness
 
 LOCK_NAME: Final = "lock"
+RESET_KEY_NAME: Final = "reset-key"
+STAGES_NAME: Final = "stages"
 RESERVE_BYTES: Final = 1 * MIB
 """Space that SQLite needs to open a log, even without writing to it, and a little more."""
+_LOG_MARK: Final = b"this folder has had a log\n"
 
 
 class DataFolder:
@@ -34,7 +42,7 @@ class DataFolder:
         self.path = path
         self.log_path = path / "log.sqlite"
         self._next_log_path = path / "log.sqlite.next"
-        self.stages_path = path / "stages"
+        self.stages_path = path / STAGES_NAME
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -67,7 +75,7 @@ class DataFolder:
         free_bytes = shutil.disk_usage(self.path).free
         if free_bytes < RESERVE_BYTES:
             reserve.unlink(missing_ok=True)
-        elif free_bytes > 4 * RESERVE_BYTES and not reserve.exists():
+        elif free_bytes > 4 * RESERVE_BYTES and not (reserve.exists() and reserve.stat().st_size >= RESERVE_BYTES):
             file = os.open(reserve, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.posix_fallocate(file, 0, RESERVE_BYTES)
@@ -93,6 +101,17 @@ class DataFolder:
         except OSError as error:
             self.close()
             raise self._unusable(error) from error
+        except LogDamagedError:
+            self.close()
+            raise
+
+    def mark_log(self) -> None:
+        """Record that this folder has a log now. The folder must be locked; see `sign_of_log`."""
+        assert self._lock is not None
+        with suppress(OSError):  # a full disk must not prevent the start
+            if os.pread(self._lock, len(_LOG_MARK), 0) != _LOG_MARK:
+                os.pwrite(self._lock, _LOG_MARK, 0)
+                os.fsync(self._lock)
 
     def replace_log(self, new: Path) -> None:
         """Replace the log, and the files that SQLite has beside it, by another file of this folder.
@@ -108,6 +127,11 @@ class DataFolder:
 
     def _finish_replacing(self) -> None:
         if self._next_log_path.exists():
+            if not is_whole_file(self._next_log_path):  # it was when it got this name
+                raise LogDamagedError(
+                    f"{self._next_log_path}, which was to replace {self.log_path.name}, is damaged. Move it away to "
+                    f"continue with {self.log_path.name}, or restore a backup"
+                )
             if (record := read_witness(self.log_path)) is not None:  # it describes a WAL that is about to be deleted
                 write_witness(self.log_path, record.log_id, record.confirmed, record.received_us)
             for suffix in SQLITE_SUFFIXES:
@@ -117,7 +141,7 @@ class DataFolder:
 
     def reset_key(self, new_key: bytes) -> bytes:
         """Return the key of this folder, which becomes `new_key` if there is none."""
-        path = self.path / "reset-key"
+        path = self.path / RESET_KEY_NAME
         try:
             if path.exists() and len(key := path.read_bytes()) == len(new_key):
                 return key
@@ -151,6 +175,30 @@ def is_in_use(path: Path) -> bool:
         return not _try_lock(lock, is_shared=True)
     finally:
         os.close(lock)
+
+
+def is_data_folder(path: Path) -> bool:
+    """Return whether a broker has worked in this folder: it is not a backup, or a copy of a log alone."""
+    return os.path.lexists(path / RESET_KEY_NAME) or _has_mark(path)
+
+
+def sign_of_log(path: Path) -> str | None:
+    """Return the name of a file beside a missing log that is only created after the log; None without one.
+
+    A log that was never confirmed to have messages may be created again, and so may that of a node of a cluster, whose
+    offsets are in the records of the cluster: only a broker that is alone marks its folder.
+    """
+    if _has_mark(path.parent):
+        return LOCK_NAME
+    signs = [*path.parent.glob(f"{path.name}*.damaged*"), *(path.parent / STAGES_NAME).glob("*.stage")]
+    return min((str(sign.relative_to(path.parent)) for sign in signs), default=None)
+
+
+def _has_mark(folder: Path) -> bool:
+    try:
+        return (folder / LOCK_NAME).read_bytes().startswith(_LOG_MARK)
+    except OSError:
+        return False
 
 
 def _try_lock(lock: int, *, is_shared: bool) -> bool:

@@ -16,9 +16,10 @@ checked whole.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import apsw
 import msgspec
@@ -36,7 +37,7 @@ from godwit.store.connection import (
     translate_errors,
     translate_full_disk,
 )
-from godwit.store.folder import is_in_use
+from godwit.store.folder import is_data_folder, is_in_use
 from godwit.store.port import ProgressCallback, joined
 from godwit.store.reader import BlockScanner, LogReader, load_epochs
 from godwit.store.schema import (
@@ -73,6 +74,14 @@ _SQL: Final = parse_queries(read_sql("copies.sql"))
 _PIECE_BLOCKS: Final = 4096
 _VERIFIED_BYTES: Final = 8 * MIB
 _VERIFIED_BLOCKS: Final = 128
+
+
+WitnessCondition: TypeAlias = Literal["intact", "damaged", "missing", "absent"]
+"""Of a witness, which is needed to check the end of a log.
+
+missing: a broker has worked in the folder, and it always writes one.
+absent: the log is a copy of the file alone, which need not have one.
+"""
 
 
 class BackupReport(msgspec.Struct, frozen=True):
@@ -151,7 +160,7 @@ def _check_and_checkpoint(path: Path) -> None:
         problem = connection.execute("PRAGMA quick_check(1)").get
         if problem != "ok":
             raise LogDamagedError(
-                f"the log {path} cannot be compacted: it is damaged ({problem}). "
+                f"the log {path} cannot be compacted: it is damaged ({_line(problem)}). "
                 "Save what is intact with `godwit log recover`, or restore a backup"
             )
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -262,18 +271,30 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether commits are missing from the write-ahead log according to the witness."""
     problems: list[str]
     """Other problems, which keep a broker from starting."""
+    witness: WitnessCondition = "intact"
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nothing is wrong that was not known before, as far as that can be checked."""
+        return not (self.damaged or self.problems or self.missing or self.lacks_changes)
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong that was not known before."""
-        return not (self.damaged or self.problems or self.missing or self.lacks_changes)
+        """Whether it is intact, and has the witness that it must have."""
+        return self.is_intact and self.witness in ("intact", "absent")
 
 
-def verify(path: Path, progress: ProgressCallback) -> VerifyReport:
-    """Check every block and row of a log. Raise a StorageError if it cannot be opened."""
+def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -> VerifyReport:
+    """Check every block and row of a log. Raise a StorageError if it cannot be opened.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes done and the total.
+        is_locked: The caller holds the lock of the folder, so that no broker works in it.
+    """
     # The witness first: a broker may be writing both.
     record = read_witness(path)
-    is_alone = not is_in_use(path.parent)
+    is_alone = is_locked or not is_in_use(path.parent)
     reader = LogReader.open(path)
     try:
         lacks_changes = is_alone and record is not None and _wal_condition(reader, record) != "complete"
@@ -316,7 +337,18 @@ def verify(path: Path, progress: ProgressCallback) -> VerifyReport:
         missing=missing,
         lacks_changes=lacks_changes,
         problems=problems,
+        witness="intact" if record is not None else _witness_condition(path),
     )
+
+
+def _witness_condition(path: Path) -> WitnessCondition:
+    if read_witness(path) is not None:
+        return "intact"  # a broker has just created it
+    if os.path.lexists(f"{path}{SUFFIX}"):
+        return "damaged"
+    wal = Path(f"{path}-wal")
+    is_copy = not is_data_folder(path.parent) and not (wal.exists() and wal.stat().st_size)
+    return "absent" if is_copy else "missing"
 
 
 def _wal_condition(reader: LogReader, record: WitnessRecord) -> WalCondition:
@@ -334,12 +366,17 @@ def _problems(connection: apsw.Connection, *, is_alone: bool) -> list[str]:
     found: list[str] = []
     try:
         for check in _checks(is_alone):
-            found += [str(problem) for (problem,) in connection.execute(check) if problem != "ok"]
+            found += [_line(problem) for (problem,) in connection.execute(check) if problem != "ok"]
         load_state(connection)
         load_epochs(connection)
     except (apsw.CorruptError, DamagedRowError, msgspec.MsgspecError) as error:
         found.append(str(error))
     return found[:MAX_PROBLEMS]
+
+
+def _line(problem: object) -> str:
+    """Return a problem that SQLite found as one line."""
+    return " ".join(str(problem).split())
 
 
 def _checks(is_alone: bool) -> Iterator[str]:

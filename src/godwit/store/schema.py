@@ -98,8 +98,9 @@ def refuse_lone_wal(path: Path) -> None:
     wal = Path(f"{path}-wal")
     if not _size(path) and _size(wal):
         raise LogDamagedError(
-            f"{path} is missing or empty, and {wal.name} beside it has messages: put {path.name} back, save what the "
-            f"other has with `godwit log recover`, or move {wal.name} away to begin a new log"
+            f"{path} is missing or empty, and {wal.name} beside it has messages. Put {path.name} back, restore a "
+            f"backup, or save the messages in {wal.name} with `godwit log recover`; to begin a new log, move the other "
+            "files of the folder away"
         )
 
 

@@ -34,6 +34,7 @@ from godwit.errors import DiskError, LogDamagedError
 from godwit.limits import MIB
 from godwit.store.block import BlockRow, encode_blocks, encode_topic_index, make_row
 from godwit.store.connection import BUSY_TIMEOUT_MS, connect, transaction, translate_errors
+from godwit.store.folder import sign_of_log
 from godwit.store.legacy import upgrade
 from godwit.store.port import Change, Entry, OffsetRanges, Slice
 from godwit.store.reader import BlockScanner, EpochRow, LogEnds, insert_epoch, load_epochs
@@ -504,7 +505,7 @@ class _Opening:
         self.findings.append(
             f"offsets {_text(begin, end)} of the log {self._path} were confirmed and are missing: its files were "
             f"damaged, cut short or replaced by older ones. {_saved_text(saved, lost)}. Sessions, cursors, retained "
-            f"messages and jobs may be older than what was last confirmed{note}"
+            f"messages and jobs may be older than what was last confirmed{_repeats_text(saved)}{note}"
         )
 
     def _save_blocks(self, begin: int, end: int) -> tuple[list[BlockRow], str]:
@@ -543,18 +544,28 @@ class _Opening:
 
 
 def refuse_missing(path: Path) -> None:
-    """Raise LogDamagedError if the file of a log with messages is missing: a new one would reuse their offsets."""
+    """Raise LogDamagedError if the file of a log is missing or empty, and its folder shows that there was a log.
+
+    A new one would reuse its offsets. The witness is created after the log, so an unreadable one is a sign too.
+    """
+    with suppress(OSError):
+        if path.stat().st_size:
+            return
     record = read_witness(path)
-    try:
-        is_missing = path.stat().st_size == 0
-    except OSError:
-        is_missing = True
-    if record is not None and record.confirmed and is_missing:
-        raise LogDamagedError(
-            f"{path} is missing or empty, and messages up to offset {record.confirmed - 1:,} were confirmed in it. "
-            "Put it back, or restore a backup. To continue without these messages, run `godwit log recover`; to begin "
-            f"a new log, move {path.name}{SUFFIX} away"
-        )
+    remedy = "Put it back, or restore a backup"
+    if record is not None and record.confirmed:
+        found = f"messages up to offset {record.confirmed - 1:,} were confirmed in it"
+        remedy += ". To continue without these messages, run `godwit log recover`"
+    elif record is None and os.path.lexists(f"{path}{SUFFIX}"):
+        found = f"{path.name}{SUFFIX} beside it is damaged, so its last offset is unknown"
+    elif (sign := sign_of_log(path)) is not None:
+        found = f"{sign} in its folder shows that there was a log, whose last offset is unknown"
+    else:
+        return
+    raise LogDamagedError(
+        f"{path} is missing or empty, and {found}. {remedy}; to begin a new log, move the other files of the folder "
+        "away"
+    )
 
 
 def _check_pages(connection: apsw.Connection, path: Path) -> None:
@@ -565,7 +576,7 @@ def _check_pages(connection: apsw.Connection, path: Path) -> None:
         checked = [f'"{name}"' for name in tables() if name != BLOCKS]
         disorder = connection.execute(QUERIES["select_disorder"], (CHECKED_BLOCKS,)).get
     checks = (connection.execute(f"PRAGMA quick_check({what})").fetchone() for what in checked)
-    faults = [str(found) for check in checks for found in check or () if found != "ok"]
+    faults = [" ".join(str(found).split()) for check in checks for found in check or () if found != "ok"]
     if disorder is not None:
         faults.append(f"the block {disorder} is in the wrong place")
     if faults:
@@ -590,6 +601,20 @@ def _saved_text(saved: list[BlockRow], lost: list[tuple[int, int]]) -> str:
     ranges = ", ".join(_text(*each) for each in lost[:8]) + (f" and {len(lost) - 8:,} more ranges" if lost[8:] else "")
     text = f"Offsets {ranges} are lost for good: they are never used again, and readers get a gap there"
     return f"The others were found intact in the write-ahead log and put back. {text}" if saved else text
+
+
+def _repeats_text(saved: list[BlockRow]) -> str:
+    """Return a sentence about restored messages that are not recognized if they are sent again.
+
+    The rows by which repeats are recognized are older than these blocks. They could be raised only by guessing, and a
+    mark that is too high would lose messages.
+    """
+    if not saved:
+        return ""
+    return (
+        ". Of the messages that were put back, those of QoS 2, of bridges and of Spark queries are stored a second "
+        "time if they are sent again"
+    )
 
 
 def _truncate(wal_path: str, vfs: str | None) -> None:

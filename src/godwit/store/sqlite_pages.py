@@ -39,6 +39,8 @@ MIN_LOCAL_BYTES: Final = (PAGE_BYTES - 12) * 32 // 255 - 23
 
 Value: TypeAlias = int | float | str | bytes | None
 
+_MAGIC: Final = b"SQLite format 3\0"
+_PAGE_COUNT_AT: Final = 28
 _FREELIST: Final = struct.Struct(">II")  # first trunk page, number of free pages
 _FREELIST_AT: Final = 32
 _WAL_HEAD: Final = struct.Struct(">8I")
@@ -53,11 +55,22 @@ _KEYED_LEAF: Final = 10  # of a table WITHOUT ROWID
 _KEYED_INTERIOR: Final = 2
 _FILE_HEAD_BYTES: Final = 100  # page 1 begins with the header of the file
 _MAX_DEPTH: Final = 20
+_MAX_PAGES: Final = 2**26
 _INTEGER_BYTES: Final = (0, 1, 2, 3, 4, 6, 8)
 
 
 class BrokenPageError(Exception):
     """A page, a cell or a record is malformed. The modules that recover a log catch it."""
+
+
+def is_whole_file(path: Path) -> bool:
+    """Return whether a log's file without a write-ahead log has its header, and the length that is in there."""
+    with path.open("rb") as file:
+        head = file.read(_FILE_HEAD_BYTES)
+        size_bytes = os.fstat(file.fileno()).st_size
+    if len(head) < _FILE_HEAD_BYTES or not head.startswith(_MAGIC):
+        return False
+    return pointer(head, _PAGE_COUNT_AT) * PAGE_BYTES == size_bytes
 
 
 class PageFile:
@@ -156,8 +169,11 @@ class PageFile:
 
     def _read_frames(self, wal: int, is_lenient: bool) -> None:
         pending: dict[int, int] = {}
-        most = self._main_pages + self.wal_bytes // PAGE_BYTES  # each frame can extend the file by a page
-        for number, is_commit, at in _frames_with_salts(wal) if is_lenient else _valid_frames(wal):
+        valid = list(_valid_frames(wal))
+        # The main file may be cut or missing: a page that it lacks is known by a frame with a valid checksum.
+        pages = max([self._main_pages, *(number for number, _, _ in valid if number <= _MAX_PAGES)])
+        most = pages + self.wal_bytes // PAGE_BYTES  # each frame can extend the file by a page
+        for number, is_commit, at in _frames_with_salts(wal) if is_lenient else valid:
             if 0 < number <= most:
                 pending[number] = at
             if is_commit:

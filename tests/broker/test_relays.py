@@ -8,8 +8,11 @@ import pytest
 from tests.broker.durable import DurableWorld
 from tests.broker.world import LOG_ID, START_US, Peer
 
+from godwit.broker.administration import ITEM_STEPS, STEPS_PER_TURN
+from godwit.broker.relays import MAX_LISTED
 from godwit.wire import control as c
 from godwit.wire.batch import Entry, make_entry
+from godwit.wire.changes import RelayRow
 from godwit.wire.control import encode_control
 from godwit.wire.control_base import Code
 from godwit.wire.extension import add_origin
@@ -63,6 +66,48 @@ def test_bridges_are_listed_whatever_number_of_messages_an_edge_misses() -> None
     send(edge, 1, 0, 1, gaps=[RelayGap(GapReason.DELETED, 0, LAST, LAST)] * 3)
     (info,) = bridges(operator)
     assert (info.position, info.missed) == (1, LAST)
+
+
+class CountedLog(bytes):
+    """The id of a log that counts how often it is looked up or compared."""
+
+    uses = 0
+
+    def __hash__(self) -> int:
+        CountedLog.uses += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        CountedLog.uses += 1
+        return super().__eq__(other)
+
+    def __lt__(self, other: bytes) -> bool:
+        CountedLog.uses += 1
+        return super().__lt__(other)
+
+
+def test_the_list_of_bridges_costs_no_more_with_many_marks_and_waits_in_the_queue_of_lists() -> None:
+    world = DurableWorld()
+    operator = world.client("operator")
+    logs = [log(number) for number in range(1, 5000)]
+    world.server.broker.relays.restore(RelayRow("edge", CountedLog(one), 1, (), START_US) for one in reversed(logs))
+    CountedLog.uses = 0
+    assert [info.log_id for info in bridges(operator)] == [one.hex() for one in logs[:MAX_LISTED]]
+    assert CountedLog.uses < 5 * MAX_LISTED
+    edge = world.client("edge")
+    CountedLog.uses = 0
+    open_bridge(edge, 1, log(0))  # another log of a link that the hub knows
+    assert CountedLog.uses < 100
+    assert [info.state for info in bridges(operator)] == ["running", *["absent"] * (MAX_LISTED - 1)]
+    edge.leave()
+    assert [info.log_id for info in bridges(operator)] == [one.hex() for one in logs[:MAX_LISTED]]
+    before = len(operator.all(BridgeList))
+    for _ in range(50):
+        operator.say(ListBridges(request=operator.number()))
+    world.run()
+    assert len(operator.all(BridgeList)) - before <= STEPS_PER_TURN // (ITEM_STEPS * MAX_LISTED) + 1
+    world.pass_s(1)
+    assert len(operator.all(BridgeList)) - before == 50
 
 
 def test_a_bridge_that_brought_nothing_is_forgotten_when_it_ends() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.broker.world import World
 
 from godwit.broker.access import Access
+from godwit.broker.groups import group_session_name
 from godwit.broker.session import Session, Sessions, check_name, network_of
 from godwit.broker.settings import Settings
 from godwit.errors import UsageError
@@ -70,6 +71,43 @@ def test_sessions_are_listed_in_order_while_they_come_and_go() -> None:
             after = rng.choice([None, "client-2", "client-39", "a", "z"])
             expected = sorted(known for known in sessions if after is None or known > after)
             assert [session.name for session in sessions.after(after)] == expected
+
+
+class CountedName(str):
+    """A name that counts how often it is looked up or compared."""
+
+    uses = 0
+
+    def __hash__(self) -> int:
+        CountedName.uses += 1
+        return super().__hash__()
+
+    def __lt__(self, other: str) -> bool:
+        CountedName.uses += 1
+        return super().__lt__(other)
+
+
+def test_lists_of_clients_visit_no_group_and_lists_of_groups_no_client() -> None:
+    sessions = Sessions()
+    clients = ["$a", *(f"client-{number}" for number in range(9))]
+    for name in clients:
+        sessions[name] = Session(name, 1, is_remembered=True)
+    groups = sorted(CountedName(group_session_name(f"group-{number}", ["a"])) for number in range(1000))
+    for name in groups:
+        sessions[name] = Session(name, 1, is_remembered=True)
+    assert [session.name for session in sessions.after(None)] == clients
+    assert [session.name for session in sessions.groups_after(None)] == groups
+    CountedName.uses = 0
+    assert [session.name for session in sessions.after("$a")] == clients[1:]
+    assert [session.name for session in sessions.after("client-7")] == ["client-8"]
+    assert [session.name for session in sessions.after(None)] == clients
+    assert CountedName.uses < 100, "about the steps of a bisection"
+    assert [session.name for session in sessions.groups_after(groups[-2])] == groups[-1:]
+    assert list(sessions.groups_after("client-1")) == []
+    assert [session.name for session in sessions.groups_after("$a")] == groups
+    del sessions[groups[0]]
+    assert [session.name for session in sessions.groups_after(None)] == groups[1:]
+    assert [session.name for session in sessions.after(None)] == clients
 
 
 def test_a_session_that_is_replaced_is_listed_once() -> None:

@@ -237,8 +237,6 @@ class Administration:
         found: list[ClientStatus] = []
         room = PAGE_BYTES
         for known in self._admission.sessions.after(after):
-            if is_group_session(known.name):
-                continue
             status, cost_bytes = _client_status(known)
             room -= cost_bytes
             if room < 0 and found:
@@ -261,9 +259,6 @@ class Administration:
         room, steps = PAGE_BYTES, 0
         last = after or ""
         for known in self._admission.sessions.after(after):
-            if is_group_session(known.name):
-                steps += 1
-                continue
             found, cost_bytes = self._cursors_of(known)
             room -= cost_bytes
             if (room < 0 and cursors) or steps >= STEPS_PER_SEARCH:

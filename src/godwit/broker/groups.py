@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -275,9 +275,12 @@ class Groups:
             expires_us=group.session.ends_at_us or 0,
         )
 
-    def after(self, name: str | None) -> list[Group]:
-        """Return the groups behind a session's name (None: all), in the order of these names."""
-        return [self._groups[key] for key in sorted(self._groups) if name is None or key > name]
+    def after(self, name: str | None) -> Iterator[Group]:
+        """Yield the groups behind a session's name (None: all), in the order of these names."""
+        for session in self.sessions.groups_after(name):
+            group = self._groups.get(session.name)
+            if group is not None:
+                yield group
 
     def delete(self, name: str, filters: tuple[str, ...] | None, by: str) -> list[Group]:
         """Delete the groups of a name, or only that of these filters. Return them."""

@@ -13,6 +13,7 @@ messages, and drops a message that has come from its own log all the same (while
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -116,6 +117,8 @@ class Relays:
     def __post_init__(self) -> None:
         self._marks: dict[tuple[str, bytes], _Mark] = {}
         """By link and log."""
+        self._order: list[tuple[str, bytes]] = []
+        """The keys of all marks in order, so that no request has to sort or search them."""
         self._open: dict[str, InboundRelay] = {}
         """By link."""
         self._figures: dict[str, _Figures] = {}
@@ -129,6 +132,7 @@ class Relays:
         """Add the marks that were stored before the broker was restarted."""
         for row in rows:
             self._marks[row.link, row.log] = _Mark(row.offset, row.offset, row.epochs)
+        self._order = sorted(self._marks)
 
     def sources(self) -> list[bytes]:
         """Return the ids of the logs whose messages flow into this one by bridges that are open, at most 64."""
@@ -160,9 +164,11 @@ class Relays:
                 raise RequestFailure(
                     Code.TOO_MANY, f"this broker remembers {MAX_RELAY_MARKS} bridges: no room for more"
                 )
-            if any(known == link for known, _ in self._marks):
+            at = bisect_left(self._order, (link, b""))
+            if at < len(self._order) and self._order[at][0] == link:
                 self._report(link, now_us, event="other log", log=request.log.hex())
             mark = _Mark()
+            insort(self._order, (link, request.log))
         relay.mark = mark
         former = self._open.get(link)
         self._marks[link, request.log] = mark
@@ -199,6 +205,7 @@ class Relays:
         present = self._open.get(relay.session.name)
         if mark is not None and mark.offset is None and (present is None or present.mark is not mark):
             del self._marks[key]
+            del self._order[bisect_left(self._order, key)]
 
     def _notify(self) -> None:
         for callback in self.on_sources:
@@ -395,7 +402,8 @@ class Relays:
         what = "see the bridges: this needs the right to kick"
         require_right(self._catalogue.settings.access, session, "kick", "", what)
         found = [status() for status in self.outgoing]
-        for (link, log), mark in sorted(self._marks.items()):
+        for link, log in self._order[: max(0, MAX_LISTED - len(found))]:
+            mark = self._marks[link, log]
             relay = self._open.get(link)
             is_open = relay is not None and relay.log == log
             figures = self._figures.get(link) if is_open else None
@@ -409,6 +417,4 @@ class Relays:
                 **({} if figures is None else msgspec.structs.asdict(figures)),
             )
             found.append(info)
-            if len(found) >= MAX_LISTED:
-                break
         return found

@@ -126,7 +126,8 @@ def require_right(access: Access, session: Session, action: Action, topic: str, 
 
 
 class Sessions(dict[str, Session]):
-    """Sessions by name. `after` walks them in the order of their names, and `of_host` counts them by host."""
+    """Sessions by name. `after` and `groups_after` walk them in the order of their names. `of_host` counts them by
+    host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +174,26 @@ class Sessions(dict[str, Session]):
             del self._order[bisect_left(self._order, name)]
 
     def after(self, name: str | None) -> Iterator[Session]:
-        """Yield the sessions with names after `name` (None: all), in order. Stop before one is added or removed."""
+        """Yield the sessions of clients with names after `name` (None: all), in order.
+
+        Stop before a session is added or removed. Those of groups are skipped at once, however many there are.
+        """
+        order, first, end = self._sorted()
+        begin = 0 if name is None else bisect_right(order, name)
+        for at in range(begin, first):
+            yield self[order[at]]
+        for at in range(max(begin, end), len(order)):
+            yield self[order[at]]
+
+    def groups_after(self, name: str | None) -> Iterator[Session]:
+        """Yield the sessions of groups, as `after` does those of clients."""
+        order, first, end = self._sorted()
+        for at in range(first if name is None else max(first, bisect_right(order, name)), end):
+            yield self[order[at]]
+
+    def _sorted(self) -> tuple[list[str], int, int]:
+        """Return all names in order, and the range of those of groups."""
         if self._order is None:
             self._order = sorted(self)
-        order = self._order
-        for at in range(0 if name is None else bisect_right(order, name), len(order)):
-            yield self[order[at]]
+        first = bisect_left(self._order, GROUP_PREFIX)
+        return self._order, first, first + self.groups

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from godwit.broker.administration import ITEM_STEPS
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Effect, refusal_notice
 from godwit.broker.ports import CaptureRequest, Outbound, RequestFailure, SubscribeRequest, SubscribeResult
@@ -91,7 +92,6 @@ class ControlRouter:
             control.Error: lambda peer, session, message, now_us: None,  # a reply could be answered without end
             control.Subscribe: self._subscribe,
             control.ProgressQuery: self._progress,
-            relay.ListBridges: self._bridges,
             jobs.Volunteer: work.volunteer,
             jobs.WatchJobs: lambda peer, session, message, now_us: work.watch(peer, session, message),
             jobs.RetryJob: lambda peer, session, message, now_us: work.retry(session, message, now_us),
@@ -117,6 +117,7 @@ class ControlRouter:
             control.Clients: self._clients,
             control.Cursors: self._cursors,
             control.ListGroups: self._groups,
+            relay.ListBridges: self._bridges,
             jobs.ListJobs: work.jobs,
             jobs.ShowJob: work.job,
             jobs.ListWorkers: work.workers,
@@ -299,9 +300,6 @@ class ControlRouter:
             return control.Progressed(request=message.request)
         return control.Progressed(request=message.request, epoch=known.epoch, next_sequence=known.next_sequence)
 
-    def _bridges(self, peer: NativePeer, session: Session, message: relay.ListBridges, now_us: int) -> relay.BridgeList:
-        return relay.BridgeList(request=message.request, bridges=self._broker.relays.bridges(session))
-
     # -- lists --------------------------------------------------------------------------------------------------------
 
     def _send_page(self, peer: NativePeer, session: Session, message: Any) -> int:
@@ -346,6 +344,10 @@ class ControlRouter:
         return control.GroupList(
             request=message.request, groups=groups, more=page.after is not None, after=page.after or ""
         ), page.steps
+
+    def _bridges(self, session: Session, message: relay.ListBridges) -> tuple[ControlMessage, int]:
+        bridges = self._broker.relays.bridges(session)
+        return relay.BridgeList(request=message.request, bridges=bridges), ITEM_STEPS * len(bridges)
 
 
 def _send(peer: NativePeer, message: ControlMessage) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from godwit.broker.access import is_like
 from godwit.broker.effects import Notice
-from godwit.broker.session import Session, is_group_session
+from godwit.broker.session import Session
 from godwit.broker.subscription import BrokerSubscription
 from godwit.metrics.exposition import MetricSet, render_process
 from godwit.metrics.server import Answer, HttpReply, MetricsServer, call_in, metrics_reply, open_endpoint
@@ -220,9 +220,7 @@ class BrokerMetrics:
                 if len(page) == SLICE:
                     break
             for session in page:
-                if is_group_session(session.name) or not any(
-                    is_like(session.name, glob) for glob in self._section.clients
-                ):
+                if not any(is_like(session.name, glob) for glob in self._section.clients):
                     continue
                 if len(found) < self._section.max_series:
                     found.append(session)

@@ -88,7 +88,8 @@ MAX_HANDSHAKE_RETRY_S: Final = 0.5
 COOKIE_LIFETIME_S: Final = 15.0
 MAX_CONNECTIONS: Final = 20_000
 MAX_UNADMITTED_PER_HOST: Final = 64
-"""Connections without a login that one host, or IPv6 network of 64 bits, may have for longer than LOGIN_GRACE_S."""
+"""While one host, or IPv6 network of 64 bits, has this many connections without a login or more, each new one replaces
+its oldest if that is older than LOGIN_GRACE_S. So their number grows beyond this only with younger ones."""
 LOGIN_GRACE_S: Final = 2.0
 """A connection without a login does not make room for another one of the same host sooner than this."""
 MAX_LOGINS_AT_ONCE: Final = 512

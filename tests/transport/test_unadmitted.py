@@ -147,7 +147,8 @@ def test_admitted_connections_make_no_room() -> None:
     assert crowd.server.dropped["busy"] == 1
 
 
-def test_a_host_is_cut_down_to_its_share_as_more_come() -> None:
+def test_a_host_beyond_its_share_gets_no_more_slots_once_its_connections_had_time_for_a_login() -> None:
+    """Each new connection replaces the oldest one. None is closed beyond that: the login timeout does the rest."""
     crowd = Crowd(max_connections=20_000)
     for _ in range(100):
         crowd.connect("203.0.113.9")
@@ -156,6 +157,7 @@ def test_a_host_is_cut_down_to_its_share_as_more_come() -> None:
     last = [crowd.connect("203.0.113.9") for _ in range(50)]
     assert len(crowd.server.connections) == 100
     assert all(one.state is ConnectionState.OPEN for one in last)
+    assert crowd.server.dropped["evicted"] == 50
 
 
 def test_many_clients_behind_one_address_that_log_in_all_get_in() -> None:

@@ -295,6 +295,14 @@ class Connection:
             self._events.append(Closed(self, code, reason, origin))
         self.wake()
 
+    def handle_removed(self) -> None:
+        """Send and receive nothing more, because the endpoint has removed the connection.
+
+        Until then a sealed connection needs its keys, for the close and for the packets that still arrive.
+        """
+        self.state = ConnectionState.CLOSED
+        self._components.release_keys()
+
     def _require_usable(self) -> None:
         if self.state is not _OPEN and self.state is not ConnectionState.CONNECTING:
             raise ConnectionClosedError(*self._ended)

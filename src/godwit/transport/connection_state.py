@@ -94,6 +94,10 @@ class Components:
             self.recovery.sent = SentLog()
             self.recovery.declared_lost = SentLog()
 
+    def release_keys(self) -> None:
+        """Drop the keys. They refer to these components, so both would stay until the next garbage collection."""
+        self.protection = None
+
     def handle_new_path(self, now: float, round_trip_s: float | None) -> None:
         """Start with a new path of which nothing is known. Packets in flight remain in flight."""
         in_flight = SentLog()

@@ -317,6 +317,7 @@ class Endpoint:
         if connection is None:
             return  # removed before
         connection.add_to(self.ended)
+        connection.handle_removed()
         self._unadmitted.remove(connection_id)
         self._reset_tokens.remove(connection_id)
         self._forget_host(connection_id)

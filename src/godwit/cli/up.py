@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,11 +23,12 @@ DEFAULT_DATA: Final = "godwit-cluster"
 WATCHED: Final = (
     "sh", "-c",
     'exec 3<&0; "$@" 3<&- & p=$!; echo "{\\"kind\\": \\"process\\", \\"pid\\": $p}"; '
-    '{ cat <&3; kill $p; } >/dev/null 2>&1 & w=$!; wait $p; c=$?; kill $w; exit $c', "sh",
+    '{ cat <&3; kill $p; sleep 15; kill -9 $p; } >/dev/null 2>&1 & w=$!; wait $p; c=$?; kill $w; exit $c', "sh",
 )  # fmt: skip
 """Runs a node until it ends, or until standard input is closed, and prints its process id.
 
-The process that waits for the end of standard input has no other output: it would keep that of the node open.
+The node is then asked to end, and killed 15 s later if it has not: also if this command was killed. The process that
+waits for the end of standard input has no other output: it would keep that of the node open.
 """
 RESTART_S: Final = 3.0
 """Pause before a node that has ended is started again."""
@@ -112,9 +115,7 @@ class _Node:
         """Run it until this is cancelled."""
         command = [*WATCHED, sys.executable, "-m", "godwit", "broker", "--config", str(self._file)]
         while True:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *command, "--log-format", "json", stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
-            )
+            process = await self._start(command)
             assert process.stdin is not None
             assert process.stdout is not None
             reading = asyncio.create_task(self._read(process.stdout))
@@ -127,19 +128,41 @@ class _Node:
             self._print(f"ended with exit code {code}; it is started again in {RESTART_S:g} s")
             await asyncio.sleep(RESTART_S)
 
+    async def _start(self, command: Sequence[str]) -> Process:
+        """Start the process. If this is cancelled, first wait until it has started: `end` then ends it with its child,
+        while asyncio would kill the shell and leave the node alive."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *command, "--log-format", "json", stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
+            )
+        )
+        try:
+            await asyncio.shield(starting)
+        finally:
+            self._process = await starting
+        return self._process
+
     async def end(self) -> None:
-        """End the process, if it runs: ask it to end, and kill it after a while."""
+        """End the process, if it runs: ask it to end, and kill it after a while or if this is cancelled."""
+        from godwit.net.loop import completes
+
         process = self._process
         if process is None or process.returncode is not None:
             return
         assert process.stdin is not None
         process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await process.wait()
-        if process.returncode is None:
-            process.kill()
+        try:
+            await completes(process.wait(), END_S)
+        finally:  # also if a second Ctrl-C cancels this
+            self.kill()
             await process.wait()
+
+    def kill(self) -> None:
+        """Kill the node with its shell and all processes that they have started, if it runs."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         async for line in output:
@@ -179,8 +202,13 @@ async def _run(files: list[Path]) -> None:
             event_loop.remove_signal_handler(number)
         for task in (hint, *tasks):
             task.cancel()
-        await asyncio.gather(hint, *tasks, return_exceptions=True)
-        await asyncio.gather(*[node.end() for node in nodes])
+        try:
+            await asyncio.gather(hint, *tasks, return_exceptions=True)
+            await asyncio.gather(*[node.end() for node in nodes])
+        finally:
+            for node in nodes:  # a second Ctrl-C can come before the tasks of the line above have begun
+                node.kill()
+            await asyncio.gather(*[node.end() for node in nodes])
     typer.echo("the cluster has stopped; the next run continues with its log")
 
 

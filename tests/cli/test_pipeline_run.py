@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +57,24 @@ def test_a_token_without_encryption_is_warned_of(tmp_path: Path, monkeypatch: py
     assert "the token for the archive at grpc://192.0.2.7:9 is sent without encryption" in told[0]
     assert sum("encryption" in line for line in told) == 1
     assert not any("encryption" in line for line in lines(godwit(*ask).stderr))
+
+
+def test_the_console_warns_of_a_token_without_encryption_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(main: Coroutine[Any, Any, None]) -> None:
+        main.close()
+        raise GodwitError("this is where it would begin to serve")
+
+    monkeypatch.setattr("godwit.net.loop.run", end)
+    file = tmp_path / "token"
+    file.write_text("secret")
+    file.chmod(0o600)
+    ask = ("console", "--lake", str(tmp_path / "lake"), "--archive")
+    told = lines(godwit(*ask, "192.0.2.7:9", "--token-file", str(file)).stderr)
+    assert "the token for the archive at grpc://192.0.2.7:9 is sent without encryption" in told[0]
+    assert "begin to serve" in told[1]
+    for archive in ("127.0.0.1:9", "grpc+tls://192.0.2.7:9"):
+        assert "begin to serve" in lines(godwit(*ask, archive, "--token-file", str(file)).stderr)[0]
+    assert "begin to serve" in lines(godwit(*ask, "192.0.2.7:9").stderr)[0]
 
 
 @needs_posix

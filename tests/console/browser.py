@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
+from tests.ports import free_port
 
 import godwit
 from godwit.broker.access import Access
@@ -79,7 +80,7 @@ async def console_world(
     """Run a broker, its console and a browser."""
     assert CHROMIUM is not None
     configuration = Configuration(
-        listen=["127.0.0.1:0"],
+        listen=[f"127.0.0.1:{free_port()}"],  # a test may start it again there
         data=folder,
         archive=ArchiveSection(is_on=archive),
         settings=Settings(sys_interval_s=interval_s, access=access or Access.open(), **settings),
@@ -92,7 +93,7 @@ async def console_world(
         await server.start("127.0.0.1", 0)
         stack.push_async_callback(server.stop)
         driver = await stack.enter_async_context(async_playwright())
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE_MS)
         stack.push_async_callback(browser.close)
         world = World(service, server, browser)
         yield world

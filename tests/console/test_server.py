@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.ports import free_port
 
 import godwit
 from godwit.broker.access import Access, Rule
@@ -299,14 +300,13 @@ def test_a_port_in_use_is_reported_in_one_sentence() -> None:
 
 def test_the_console_waits_for_its_broker() -> None:
     async def scenario() -> None:
-        async with Service(Configuration(listen=["127.0.0.1:0"])) as service:
-            address = service.urls[0]
+        address = f"127.0.0.1:{free_port()}"
         server = ConsoleServer(address)
         await server.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession(server.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
                 await session_of(browser, "waiting")
-                async with Service(Configuration(listen=[address.removeprefix("udp://")])):
+                async with Service(Configuration(listen=[address])):
                     await session_of(browser, "none")
         finally:
             await server.stop()

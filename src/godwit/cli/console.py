@@ -124,6 +124,7 @@ def console(
     shown = None
     if lake is not None:
         source = SourceOptions(archive or [], broker, [], token_file, certificate_file)
+        source.warn_of_plain_token()
         shown = ConsoleLake(lake, source.options(), None if pipeline_config is None else str(pipeline_config))
     server = ConsoleServer(broker, lake=shown, host_names=host_name or [])
     loop.run(_serve(server, host, port, tls, end_with_input=END_WITH_INPUT in os.environ))

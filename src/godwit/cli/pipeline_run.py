@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -94,6 +94,15 @@ class SourceOptions:
         if not self.fails_on_data_loss:
             found["failOnDataLoss"] = "false"
         return found
+
+    def warn_of_plain_token(self) -> None:
+        """Print a warning if a token would be sent unencrypted to another machine. Ignores invalid options."""
+        from godwit.pipeline.errors import PipelineError
+        from godwit.pipeline.status import check_options
+
+        with suppress(PipelineError):  # reported by the code that uses the options
+            if warning := check_options(self.options()).access.plain_token_warning():
+                print_notice(warning)
 
 
 def default_archive(broker: str) -> str:
@@ -252,7 +261,7 @@ def run_pipeline(
     lake = open_lake(lake_address, must_exist=False)
     from godwit.pipeline.runner import RunConfig, run
     from godwit.pipeline.session import log_path
-    from godwit.pipeline.status import check_options, find_logs
+    from godwit.pipeline.status import find_logs
 
     options = sources.options()
     spark.settings()  # reports invalid settings before the archive is contacted
@@ -261,8 +270,7 @@ def run_pipeline(
         explained_errors(),
         status_line(f"looking for the archive at {options['archive']}") as status,
     ):
-        if warning := check_options(options).access.plain_token_warning():
-            print_notice(warning)
+        sources.warn_of_plain_token()
         rules, retention = configured_rules(config, lake), configured_retention(config, lake)
         if not sys.stderr.isatty():
             print_notice(f"looking for the archive at {options['archive']}")

@@ -8,7 +8,6 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -44,13 +43,10 @@ LOG_LETTERS: Final = 8
 def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> None:
     """Print the progress of the pipeline."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.errors import PipelineError
-    from godwit.pipeline.status import check_options, status_of
+    from godwit.pipeline.status import status_of
 
     options = sources.options()
-    with suppress(PipelineError):  # invalid options are reported as a problem of the status
-        if warning := check_options(options).access.plain_token_warning():
-            print_notice(warning)
+    sources.warn_of_plain_token()
     with prompt_interrupts(), explained_errors(), status_line("asking the archive"):
         found = status_of(lake, options)
     if as_json:

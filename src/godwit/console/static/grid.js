@@ -14,6 +14,7 @@ export class Grid {
     this.active = -1;
     this.selected = null;
     this.loading = new Set();
+    this.isOutdated = false;
     this.body = h("div", { cls: "grid-body", role: "rowgroup", onclick: (event) => this.click(event) });
     this.head = h("div", { role: "rowgroup" });
     this.note = h("div", { cls: "empty hidden" });
@@ -38,12 +39,14 @@ export class Grid {
     return this.columns.filter((column) => column.narrow !== false || !this.narrow.matches);
   }
 
-  // Request the visible rows again; with `reset` also begin at the top.
+  // Request the visible rows again; with `reset` also begin at the top. The rows from before can be opened until the new
+  // ones are there. Replies to requests from before are dropped: they are those of another search or order.
   async refresh(reset = false) {
     if (reset) {
       this.element.scrollTop = 0;
       this.active = -1;
-      this.pages.clear();
+      this.loading = new Set();
+      this.isOutdated = true;
     }
     const [first, last] = this.range();
     const wanted = new Set([Math.floor(first / PAGE), Math.floor(Math.max(last - 1, first) / PAGE)]);
@@ -52,21 +55,26 @@ export class Grid {
   }
 
   async load(page) {
-    if (this.loading.has(page)) return;
-    this.loading.add(page);
+    const loading = this.loading;
+    if (loading.has(page)) return;
+    loading.add(page);
     try {
       const found = await this.fetch(page * PAGE, PAGE);
+      if (loading !== this.loading) return;
+      if (this.isOutdated) this.pages.clear();
+      this.isOutdated = false;
       this.pages.set(page, found.rows);
       this.total = found.total;
       this.note.classList.toggle("hidden", found.total > 0);
       if (!found.total) replace(this.note, this.empty);
       this.element.classList.toggle("hidden", found.total === 0);
     } catch (error) {
+      if (loading !== this.loading) return;
       this.note.classList.remove("hidden");
       replace(this.note, h("p", { cls: "error-text", role: "alert" }, shown(error.message)));
       this.element.classList.add("hidden");
     } finally {
-      this.loading.delete(page);
+      loading.delete(page);
     }
     this.draw(true);
   }

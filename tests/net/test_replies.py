@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.net.running import both_loops, broker_and_client, run, service
+from tests.net.running import DEADLINE_S, both_loops, broker_and_client, run, service
 
 import godwit
 from godwit.broker.access import Access, Rule
@@ -36,10 +36,12 @@ def test_a_request_and_its_reply(loop: Any, qos: int) -> None:
                 return {"got": request.text, "header": request.headers.get("a"), "topic": request.topic}
 
             await echo.ready()
-            reply = await client.request("service/echo", "hello", qos=qos, headers={"a": "b"}, timeout_s=20)
+            reply = await client.request("service/echo", "hello", qos=qos, headers={"a": "b"}, timeout_s=DEADLINE_S)
             assert reply.json() == {"got": "hello", "header": "b", "topic": "service/echo"}
             assert (reply.content_type, reply.publisher, reply.offset) == ("application/json", "echo", None)
-            found = await asyncio.gather(*(client.request(f"service/{n}", str(n), timeout_s=20) for n in range(100)))
+            found = await asyncio.gather(
+                *(client.request(f"service/{n}", str(n), timeout_s=DEADLINE_S) for n in range(100))
+            )
             assert [one.json()["got"] for one in found] == [str(n) for n in range(100)]
             assert "responder" in repr(echo).lower()
 
@@ -50,7 +52,7 @@ def test_a_plain_function_runs_in_a_thread_and_may_be_slow() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client):
             threads = set()
-            both = threading.Barrier(2, timeout=20)
+            both = threading.Barrier(2, timeout=DEADLINE_S)
 
             def slow(request: Message) -> bytes:
                 threads.add(threading.get_ident())
@@ -59,7 +61,7 @@ def test_a_plain_function_runs_in_a_thread_and_may_be_slow() -> None:
 
             responder = client.replies("double", capacity=2)(slow)
             await responder.ready()
-            found = await asyncio.gather(*(client.request("double", b"%d" % n, timeout_s=20) for n in range(2)))
+            found = await asyncio.gather(*(client.request("double", b"%d" % n, timeout_s=DEADLINE_S) for n in range(2)))
             assert sorted(one.payload for one in found) == [b"00", b"11"]
             assert threading.get_ident() not in threads
             await responder.close()
@@ -82,11 +84,11 @@ def test_a_failing_handler_is_an_error_of_the_requester() -> None:
             await fails.ready()
             text = "could not answer the request on 'fails': ValueError: no such"
             with pytest.raises(RequestFailedError, match=text) as e:
-                await client.request("fails", b"x", timeout_s=20)
+                await client.request("fails", b"x", timeout_s=DEADLINE_S)
             assert e.value.reply.headers[ERROR_HEADER] == "ValueError: no such thing"
             with pytest.raises(RequestFailedError, match="is not valid as JSON"):
-                await client.request("fails", b"json", timeout_s=20)
-            (reply,) = await client.request_many("fails", b"x", timeout_s=20)
+                await client.request("fails", b"json", timeout_s=DEADLINE_S)
+            (reply,) = await client.request_many("fails", b"x", timeout_s=DEADLINE_S)
             assert ERROR_HEADER in reply.headers
 
     run(test)
@@ -130,18 +132,18 @@ def test_observers_are_not_responders() -> None:
             other.subscribe("+/#", group="loggers"),
         ):
             with pytest.raises(NoResponderError, match="no client is subscribed to 'service/echo' now"):
-                await client.request("service/echo", b"x", timeout_s=20)
+                await client.request("service/echo", b"x", timeout_s=DEADLINE_S)
             assert await client.publish("service/echo", b"x") == 3  # of other messages they are subscribers
             assert await client.publish("service/echo", b"x", reply_to="my/answers") == 3
             async with other.subscribe("service/#") as requests:
-                asking = asyncio.create_task(client.request("service/echo", b"x", timeout_s=20))
+                asking = asyncio.create_task(client.request("service/echo", b"x", timeout_s=DEADLINE_S))
                 request = await anext(requests)
                 assert request.reply_to is not None
                 await other.publish(request.reply_to, b"by hand", correlation=request.correlation)
                 assert (await asking).payload == b"by hand"
             responder = other.replies("*/echo")(lambda request: request.payload * 2)
             await responder.ready()
-            found = await client.request_many("service/echo", b"x", timeout_s=20)  # waits for one reply only
+            found = await client.request_many("service/echo", b"x", timeout_s=DEADLINE_S)  # waits for one reply only
             assert [one.payload for one in found] == [b"xx"]
 
     run(test)
@@ -155,9 +157,9 @@ def test_several_replies() -> None:
                 for other in others:
                     name = other.name
                     await other.replies("name")(lambda request, name=name: name).ready()
-                found = await client.request_many("name", timeout_s=20)
+                found = await client.request_many("name", timeout_s=DEADLINE_S)
                 assert sorted(one.text for one in found) == ["r0", "r1", "r2"]
-                assert len(await client.request_many("name", replies=2, timeout_s=20)) == 2
+                assert len(await client.request_many("name", replies=2, timeout_s=DEADLINE_S)) == 2
                 assert len(await client.request_many("name", replies=4, timeout_s=5)) == 3
             finally:
                 for other in others:
@@ -242,7 +244,7 @@ def test_access_rules_allow_replies_to_inboxes() -> None:
             async with asking as asks, connect(url, name="answers", secret=b"secret of answers") as answers:
                 responder = answers.replies("service/echo")(lambda request: request.payload)
                 await responder.ready()
-                assert (await asks.request("service/echo", b"x", timeout_s=20)).payload == b"x"
+                assert (await asks.request("service/echo", b"x", timeout_s=DEADLINE_S)).payload == b"x"
                 refused = asks.replies("service/echo")(lambda request: b"")
                 with pytest.raises(AccessError):
                     await refused.ready()
@@ -259,7 +261,7 @@ def test_requests_resume_after_a_reconnect() -> None:
         async with broker_and_client() as (broker, client), connect(broker.urls[0], name="echo") as other:
             responder = other.replies("echo")(lambda request: request.payload)
             await responder.ready()
-            assert (await client.request("echo", b"1", timeout_s=20)).payload == b"1"
+            assert (await client.request("echo", b"1", timeout_s=DEADLINE_S)).payload == b"1"
             for peer in list(broker.server.broker._peers):
                 peer.close(godwit.Code.SHUTDOWN, "test")
             for number in range(100):
@@ -283,7 +285,7 @@ def test_a_closed_client_fails_its_requests() -> None:
         async with service() as broker:
             client = await connect(broker.urls[0])
             async with connect(broker.urls[0]) as other, other.subscribe("a") as requests:
-                asking = asyncio.create_task(client.request("a", b"x", timeout_s=20))
+                asking = asyncio.create_task(client.request("a", b"x", timeout_s=DEADLINE_S))
                 await anext(requests)
                 await client.close()
                 with pytest.raises(UsageError):
@@ -309,15 +311,15 @@ def test_the_blocking_client() -> None:
                 await asyncio.sleep(0)
                 return b"ok"
 
-            assert client.request("upper", "abc", timeout_s=20).text == "ABC"
-            assert client.request("async", timeout_s=20).text == "ok"
-            assert [one.text for one in client.request_many("upper", "x", timeout_s=20)] == ["X"]
+            assert client.request("upper", "abc", timeout_s=DEADLINE_S).text == "ABC"
+            assert client.request("async", timeout_s=DEADLINE_S).text == "ok"
+            assert [one.text for one in client.request_many("upper", "x", timeout_s=DEADLINE_S)] == ["X"]
             assert "BlockingResponder" in repr(upper)
             assert upper.filters == ("upper",)
             upper.close()
-            upper.wait(20)
+            upper.wait(DEADLINE_S)
             with pytest.raises(NoResponderError):
-                client.request("upper", "x", timeout_s=20)
+                client.request("upper", "x", timeout_s=DEADLINE_S)
 
     run(test)
 

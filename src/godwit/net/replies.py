@@ -22,6 +22,7 @@ from godwit.client.properties import HeadersLike, make_properties
 from godwit.errors import (
     BrokerError,
     GodwitError,
+    MessageExpiredError,
     NoReplyError,
     NoResponderError,
     RequestFailedError,
@@ -119,8 +120,8 @@ class Requester:
                     if isinstance(reply, GodwitError):
                         raise reply
                     found.append(reply)
-        except TimeoutError:
-            if not limit.expired():
+        except (TimeoutError, MessageExpiredError) as error:  # a request that is still queued expires with its limit
+            if isinstance(error, TimeoutError) and not limit.expired():
                 raise
         finally:
             del self._waiting[correlation]

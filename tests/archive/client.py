@@ -30,7 +30,7 @@ class ArchiveClient:
     """One connection to one archive. Errors are those of pyarrow."""
 
     def __init__(
-        self, url: str, token: str | None = None, certificates: bytes | None = None, timeout_s: float = 60.0
+        self, url: str, token: str | None = None, certificates: bytes | None = None, timeout_s: float = 120.0
     ) -> None:
         """`certificates`: trusted with grpc+tls, PEM. `timeout_s`: for short requests, not for reading."""
         self._client = flight.connect(url, **({} if certificates is None else {"tls_root_certs": certificates}))

@@ -31,7 +31,7 @@ from godwit.store.sqlite import SqliteStore
 from godwit.wire.batch import Entry
 from godwit.wire.changes import QueryRow
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @contextmanager

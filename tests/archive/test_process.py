@@ -92,7 +92,7 @@ def test_a_start_that_cannot_work_is_explained(tmp_path: Path, arguments: list[s
     with log_in(tmp_path), socket.create_server(("127.0.0.1", 0)) as taken:
         words = {"folder": str(tmp_path), "taken": str(taken.getsockname()[1])}
         with process_in(tmp_path, *[argument.format(**words) for argument in arguments]) as process:
-            line = process.heard.get(timeout=60)
+            line = process.heard.get(timeout=PATIENCE_S)
             assert isinstance(line, LogLine)
             assert line.level == "warning"
             assert complaint.format(**words) in line.text

@@ -86,7 +86,7 @@ def serve(pipe: Pipe) -> None:
 def test_rows_are_counted() -> None:
     with ProcessGroup() as processes:
         server = receive_reply(processes.start(serve), str)
-        assert rows_per_s(processes, server, 0.1, ROWS) > ROWS
+        assert rows_per_s(processes, server, 0.1, ROWS) > 0
         read_forever(processes, server, ROWS)
 
 

@@ -53,7 +53,7 @@ def test_sub_receives_what_pub_sends(address: str) -> None:
     receiving.start()
     subscribed(address, "bench/both")
     broker_bench.publish(load, lambda text: None)
-    receiving.join(20)
+    receiving.join(PATIENCE_S)
     (report,) = reports
     figures = {one.name: one.value for one in report.results}
     assert figures["messages"] == 600
@@ -93,7 +93,7 @@ def test_a_refusal_is_one_line(tmp_path: Path, command: str) -> None:
 @needs_posix
 @pytest.mark.parametrize("command", ["pub", "sub", "latency"])
 def test_a_killed_broker_ends_it(command: str) -> None:
-    options = ("-n", "100000000", "--topic", "a/b", "--timeout", "5")
+    options = ("-n", "100000000", "--topic", "a/b", "--timeout", "10")
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as serving:
         address = address_of(serving)
         with running("bench", command, *options, "--broker", address) as bench:
@@ -105,7 +105,7 @@ def test_a_killed_broker_ends_it(command: str) -> None:
                 subscribed(address, "a/b")
                 serving.process.kill()
             assert bench.wait() == 1
-            assert "and did not come back within 5 s: check that it runs" in bench.err.line()
+            assert "and did not come back within 10 s: check that it runs" in bench.err.line()
             assert bench.err.rest() == []
 
 

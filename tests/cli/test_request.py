@@ -13,9 +13,9 @@ from tests.cli.real import error_of, godwit, needs_posix, running, subscribed
 def test_a_command_replies(address: str) -> None:
     with running("reply", "cli/upper", "--exec", "tr a-z A-Z", "--broker", address, "--name", "upper") as reply:
         subscribed(address, "cli/upper")
-        result = godwit("request", "cli/upper", "hello; $(echo no)", "--timeout", "20", "--broker", address)
+        result = godwit("request", "cli/upper", "hello; $(echo no)", "--timeout", "120", "--broker", address)
         assert (result.returncode, result.stdout) == (0, b"HELLO; $(ECHO NO)\n"), result.stderr
-        result = godwit("request", "cli/upper", "-", "--timeout", "20", "--json", "--broker", address, input=b"x")
+        result = godwit("request", "cli/upper", "-", "--timeout", "120", "--json", "--broker", address, input=b"x")
         assert (json.loads(result.stdout)["payload"], json.loads(result.stdout)["publisher"]) == ("X", "upper")
         result = godwit("request", "cli/upper", "a", "--replies", "2", "--timeout", "10", "--broker", address)
         assert (result.returncode, result.stdout) == (1, b"A\n")
@@ -29,7 +29,7 @@ def test_a_failing_command_is_reported(address: str) -> None:
     command = "sh -c 'echo sorry >&2; exit 3'"
     with running("reply", "cli/fails", "--exec", command, "--quiet", "--broker", address):
         subscribed(address, "cli/fails")
-        text = error_of("request", "cli/fails", "x", "--timeout", "20", "--broker", address)
+        text = error_of("request", "cli/fails", "x", "--timeout", "120", "--broker", address)
         assert "TaskFailedError: sh ended with code 3: sorry" in text
 
 
@@ -38,7 +38,7 @@ def test_the_environment_describes_the_request(address: str) -> None:
     command = "sh -c 'echo $GODWIT_TOPIC $GODWIT_PUBLISHER $GODWIT_CONTENT_TYPE'"
     with running("reply", "cli/env/#", "--exec", command, "--broker", address):
         subscribed(address, "cli/env/#")
-        options = ["--timeout", "20", "--name", "me", "--content-type", "text/x", "-H", "a=b", "--broker", address]
+        options = ["--timeout", "120", "--name", "me", "--content-type", "text/x", "-H", "a=b", "--broker", address]
         assert godwit("request", "cli/env/1", "x", *options).stdout == b"cli/env/1 me text/x\\n\n"
 
 

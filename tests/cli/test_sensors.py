@@ -79,9 +79,7 @@ def test_the_rooms_take_turns_until_the_count_is_reached() -> None:
 
 
 def test_the_duration_and_the_rate_are_kept() -> None:
-    began = time.monotonic()
     _, source, _ = run(plan(duration_s=0.5))
-    assert time.monotonic() - began < 2.0
     assert 100 < source.sent <= 155
 
 
@@ -92,9 +90,7 @@ def test_delayed_readings_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakePublisher, "ready", slow)
     monkeypatch.setattr(sensors_command, "MAX_LAG_S", 0.02)
-    began = time.monotonic()
     _, source, _ = run(plan(rate=20_000.0, duration_s=0.4, rooms=1))
-    assert time.monotonic() - began < 2.0
     assert 10 < source.sent < 1000
 
 

@@ -163,7 +163,7 @@ def in_terminal(
         async def main() -> None:
             terminal = Terminal(client or FakeClient())
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     await test(terminal)
             finally:
                 await terminal.shell.close()

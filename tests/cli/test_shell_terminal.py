@@ -43,8 +43,10 @@ def test_a_prompt_screen_collects_and_holds_back(tmp_path: Path, monkeypatch: py
         await asyncio.sleep(0.01)
         assert not too_much.done()
         running = asyncio.create_task(screen.run())
-        await asyncio.wait_for(too_much, 5)
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(120):
+            await too_much
+            while not path.read_text():
+                await asyncio.sleep(0.01)
         assert path.read_text() == "123\n1234567890\n"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

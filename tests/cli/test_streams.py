@@ -130,7 +130,7 @@ def test_a_reader_that_goes_is_noticed_without_writing(pipe: tuple[int, int]) ->
         await asyncio.sleep(0.3)
         assert not watching.done()
         os.close(here)
-        await asyncio.wait_for(watching, 5)
+        await asyncio.wait_for(watching, 120)
 
     with pytest.raises(OutputClosedError):
         asyncio.run(main())
@@ -185,7 +185,7 @@ def test_blocked_threads_do_not_keep_the_program_from_ending() -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            process.wait(timeout=20)  # while its standard input is still open
+            process.wait(timeout=120)  # while its standard input is still open
             assert (process.stdout.read(), process.stderr.read(), process.returncode) == ("end\n", "", 0)
         finally:
             process.kill()

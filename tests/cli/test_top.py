@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tests.cli.real import address_of, broker, error_of, godwit, running
 from tests.cli.terminal import Terminal, terminal
+from tests.ports import free_port
 
 from godwit.cli.top import (
     SysFigures,
@@ -178,7 +179,10 @@ def test_keys_in_a_terminal() -> None:
 def test_it_survives_the_broker(tmp_path: Path) -> None:
     """A banner appears while the broker is away, keys work, and the figures return with it."""
     data = str(tmp_path / "data")
-    with broker("--data", data, "--archive", "none") as address:
+    address = f"127.0.0.1:{free_port()}"
+    arguments = ("broker", "--listen", address, "--data", data, "--archive", "none")
+    with running(*arguments) as command:
+        assert address_of(command) == address
         godwit("pub", "top/z", "1", "--broker", address)
         screen = Terminal("top", "--topics", "--interval", "0.2", "--broker", address, COLUMNS="100", LINES="30")
         try:
@@ -189,7 +193,7 @@ def test_it_survives_the_broker(tmp_path: Path) -> None:
     try:
         screen.until("the broker has not answered since")
         screen.insist("c", "address")
-        with running("broker", "--listen", address, "--data", data, "--archive", "none") as command:
+        with running(*arguments) as command:
             assert address_of(command) == address
             screen.insist("t", "subscribers")
             godwit("pub", "top/later", "1", "--broker", address)

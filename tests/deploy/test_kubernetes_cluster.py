@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.real import environment
-from tests.net.cluster_nodes import NodeProcess, wait_until
+from tests.net.cluster_nodes import PATIENCE_S, NodeProcess, wait_until
 from tests.net.nats_servers import find_program
 from tests.net.test_two_networks import has_namespaces, ip
 
@@ -257,7 +257,7 @@ def test_the_label_follows_the_node(tmp_path: Path) -> None:
         node.is_active = False
         wait_until(lambda: api.labels[-1] == "standby")
         process.terminate()
-        assert process.wait(60) == 0  # a process with the id 1 must handle the signal itself
+        assert process.wait(PATIENCE_S) == 0  # a process with the id 1 must handle the signal itself
 
 
 # -- the nodes --------------------------------------------------------------------------------------------------------
@@ -305,8 +305,14 @@ def test_three_pods_are_a_cluster(tmp_path: Path, network: list[str]) -> None:
         for node in nodes:
             node.start()
         wait_until(lambda: all(is_ready(node) for node in nodes), lambda: [probe(node, "/readyz") for node in nodes])
-        wait_until(lambda: len(actives()) == 1)
-        former = next(node for node in nodes if node.name == actives()[0])
+        found: list[str] = []
+
+        def has_one_active() -> bool:
+            found[:] = actives()
+            return len(found) == 1
+
+        wait_until(has_one_active)
+        former = next(node for node in nodes if node.name == found[0])
         former.kill()
         rest = [node for node in nodes if node is not former]
         wait_until(lambda: actives() not in ([], [former.name]), lambda: [probe(node, "/readyz") for node in rest])

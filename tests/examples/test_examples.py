@@ -17,7 +17,7 @@ from tests.spark.session import running_broker
 import godwit
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DEADLINE_S = 60
+DEADLINE_S = 120
 SPARK_DEADLINE_S = 300
 
 ALONE = {

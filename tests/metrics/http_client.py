@@ -54,7 +54,8 @@ def address_of(url: str) -> tuple[str, int]:
 def check_with_promtool(text: bytes) -> None:
     """Fail if promtool finds anything wrong with metrics."""
     assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, check=False, timeout=60)
+    command = [PROMTOOL, "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
 
 

@@ -121,7 +121,7 @@ def test_a_client_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) 
     try:
         with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
             connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            for _ in range(600):  # until the server has given it up
+            for _ in range(2400):  # until the server has given it up
                 if server.requests and not server._connections:
                     ended.set()
                     break

@@ -171,11 +171,14 @@ class Cluster:
         return [(node.name, node.lines[-3:], node.errors.read_text()[-500:]) for node in self.nodes]
 
     def wait_for_active(self, apart_from: NodeProcess | None = None) -> NodeProcess:
-        wait_until(
-            lambda: any(node.is_active and node is not apart_from for node in self.nodes),
-            self.describe,
-        )
-        return next(node for node in self.nodes if node.is_active and node is not apart_from)
+        found: list[NodeProcess] = []
+
+        def is_found() -> bool:
+            found[:] = [node for node in self.nodes if node.is_active and node is not apart_from]
+            return bool(found)
+
+        wait_until(is_found, self.describe)
+        return found[0]
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -233,6 +236,7 @@ def content_hash(data: Path) -> str:
 
 
 def place_of(data: Path) -> bytes:
+    """Return how far the file of a node has followed the cluster; empty before its first record."""
     try:
         connection = apsw.Connection(str(data / "log.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
     except apsw.CantOpenError:  # in the moment in which the node creates, opens or closes it
@@ -241,5 +245,7 @@ def place_of(data: Path) -> bytes:
     try:
         found = connection.execute("SELECT value FROM meta WHERE key = 'place'").fetchone()
         return b"" if found is None else bytes(found[0])
+    except (apsw.CantOpenError, apsw.SQLError):  # the node has just created it, and not its tables yet
+        return b""
     finally:
         connection.close()

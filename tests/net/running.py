@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.ports import free_port
 
 from godwit.broker.settings import Settings
 from godwit.impairment import ImpairedLink, LinkSettings
@@ -88,8 +89,8 @@ def configuration(*listen: str, **settings: Any) -> Configuration:
 
 
 def service(**settings: Any) -> Service:
-    """A broker on a free port; `async with` it."""
-    return Service(configuration(**settings))
+    """A broker on a free port, which no other program takes while it is restarted; `async with` it."""
+    return Service(configuration(f"127.0.0.1:{free_port()}", **settings))
 
 
 async def restarted(old: Service) -> Service:

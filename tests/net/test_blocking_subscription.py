@@ -23,7 +23,7 @@ from godwit.errors import KickedError, UsageError
 from godwit.net.blocking import BlockingClient, connect
 from godwit.net.subscription import BlockingSubscription
 
-LONG_S = 30.0
+LONG_S = 120.0
 never_awaited = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.net.running import Notices, run
+from tests.ports import free_port
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
@@ -102,7 +103,7 @@ def test_messages_keep_their_properties(tmp_path: Path) -> None:
 def test_a_chain_has_the_origin_of_the_first_log_and_a_loop_is_refused(tmp_path: Path) -> None:
     async def test() -> None:
         async with (
-            broker(tmp_path / "c") as last,
+            broker(tmp_path / "c", listen=f"127.0.0.1:{free_port()}") as last,
             broker(tmp_path / "b", to(last, "b")) as middle,
             broker(tmp_path / "a", to(middle, "a")) as first,
         ):
@@ -252,7 +253,7 @@ def test_a_bridge_with_hold_holds_retention_from_the_start(tmp_path: Path, monke
         return found
 
     async def after_a_step(service: Service) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, stepped.wait, 60.0)
+        await asyncio.get_running_loop().run_in_executor(None, stepped.wait, 120.0)
 
     async def test() -> None:
         async with broker(tmp_path / "edge") as edge, connect(edge.urls[0]) as device:

@@ -147,7 +147,7 @@ def test_a_log_on_disk_has_histograms_and_sizes(tmp_path: Path) -> None:
             assert not [name for name in found if "cluster" in name]
             assert found.get("process_resident_memory_bytes", 0) > 1e6 or sys.platform != "linux"
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_calls_to_the_archive_are_counted(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_calls_to_the_archive_are_counted(tmp_path: Path) -> None:
             assert found["godwit_archive_up"] == 1
             assert found["godwit_archive_starts_total"] == 1
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_jobs_and_workers_are_counted() -> None:
@@ -197,7 +197,7 @@ def test_an_absent_subscriber_has_a_lag(tmp_path: Path) -> None:
             assert found['godwit_subscriptions_behind{client="absent"}'] == 1
             assert found['godwit_subscription_lag_messages_max{client="absent"}'] == 5
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_bridges_and_sealed_connections_are_counted(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_bridges_and_sealed_connections_are_counted(tmp_path: Path) -> None:
                 assert found["godwit_bridges_incoming"] == 1
                 assert found["godwit_sealed_connections"] == 1
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_names_are_shown_only_if_that_is_configured() -> None:
@@ -255,7 +255,7 @@ def test_promtool_accepts_all_metrics(tmp_path: Path) -> None:
             text = (await fetch(service)).body
         await asyncio.to_thread(check_with_promtool, text)
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             while (await fetch(service, "/readyz")).status != 200:
                 pass
 
-    run(main, deadline_s=60.0)
+    run(main)
 
 
 def test_scrapes_are_collected_in_slices_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,4 +420,4 @@ def test_a_scrape_takes_little_time_of_the_loop() -> None:
             for client in clients:
                 await client.__aexit__(None, None, None)
 
-    run(main, deadline_s=60.0)
+    run(main)

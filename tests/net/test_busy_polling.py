@@ -19,7 +19,7 @@ from godwit.net.udp import UdpSocket
 from godwit.transport.events import Train
 
 HOST = "127.0.0.1"
-LONG_S = 60.0
+LONG_S = 120.0
 ROUNDS = 12
 BRISK = BRISK_S / 2
 LOOK_S = 5e-6

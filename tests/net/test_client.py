@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.net.running import (
+    DEADLINE_S,
     Notices,
     both_loops,
     broker_and_client,
@@ -23,6 +24,7 @@ from tests.net.running import (
     spawn,
     turns,
 )
+from tests.ports import free_port
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.admission import Admission
@@ -85,7 +87,7 @@ def test_a_broker_is_found_under_any_address_of_its_host(host: str) -> None:
         listen = "[::1]:0" if host == "::1" else "127.0.0.1:0"
         async with Service(configuration(listen)) as broker:
             where = f"[{host}]" if ":" in host else host
-            async with connect(f"udp://{where}:{broker.addresses[0][1]}", timeout_s=20) as client:
+            async with connect(f"udp://{where}:{broker.addresses[0][1]}", timeout_s=DEADLINE_S) as client:
                 await client.ping()
 
     run(test)
@@ -100,7 +102,7 @@ def test_a_broker_that_has_only_one_of_its_names_addresses_is_found(
     async def test() -> None:
         async with (
             Service(configuration(listen)) as broker,
-            connect(f"both.example:{broker.addresses[0][1]}", timeout_s=20) as client,
+            connect(f"both.example:{broker.addresses[0][1]}", timeout_s=DEADLINE_S) as client,
         ):
             await client.ping()
             publisher = client.publisher("a")
@@ -113,8 +115,7 @@ def test_a_broker_that_has_only_one_of_its_names_addresses_is_found(
 
 def test_a_client_started_before_its_broker_gets_through() -> None:
     async def test() -> None:
-        with UdpSocket("127.0.0.1") as placeholder:
-            port = placeholder.local_address[1]
+        port = free_port()
         states: list[tuple[str, str]] = []
         early = asyncio.create_task(
             connect(f"127.0.0.1:{port}", on_state=lambda *state: states.append(state)).__aenter__()
@@ -147,13 +148,16 @@ def test_a_broker_that_answers_and_does_not_let_in_is_not_taken_for_none(monkeyp
 
     async def test() -> None:
         async with service() as broker:
-            opening = connect(broker.urls[0], name="me", timeout_s=0.5)
-            waiting = asyncio.create_task(opening.__aenter__())
-            while not opening.is_answered:
-                assert not waiting.done()
-                await asyncio.sleep(0.01)
-            with pytest.raises(BrokerUnreachableError, match=r"answers, but has not let this client in within 0\.5 s"):
-                await waiting
+            for timeout_s in (0.5, 5.0, 50.0):  # on a busy machine the broker may not answer within the first one
+                opening = connect(broker.urls[0], name="me", timeout_s=timeout_s)
+                waiting = asyncio.create_task(opening.__aenter__())
+                while not (is_answered := opening.is_answered) and not waiting.done():
+                    await asyncio.sleep(0.01)
+                with pytest.raises(BrokerUnreachableError) as caught:
+                    await waiting
+                if is_answered:
+                    break
+            assert f"answers, but has not let this client in within {timeout_s:g} s" in str(caught.value)
 
     run(test)
 

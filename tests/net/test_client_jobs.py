@@ -31,12 +31,14 @@ async def hang(task: Task) -> None:
 
 @both_loops
 def test_a_job_from_its_submission_to_its_result(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def resize(task: Task) -> bytes:
-        task.progress(0.5, "half")
-        await asyncio.sleep(0.01)
-        return b"small " + task.payload
-
     async def test() -> None:
+        is_seen = asyncio.Event()
+
+        async def resize(task: Task) -> bytes:
+            task.progress(0.5, "half")
+            await is_seen.wait()  # else a slow machine reports progress and result at once
+            return b"small " + task.payload
+
         async with (
             service() as broker,
             connect(broker.urls[0], name="chief") as client,
@@ -44,7 +46,11 @@ def test_a_job_from_its_submission_to_its_result(loop: Callable[[], asyncio.Abst
         ):
             job = await client.submit("resize", "picture")
             assert (job.number, job.kind, job.agreed, job.state) == (1, "resize", 1, "running")
-            updates = [update async for update in job]
+            updates = []
+            async for update in job:
+                updates.append(update)
+                if update.what == "progress":
+                    is_seen.set()
             assert [update.what for update in updates] == ["accepted", "progress", "result", "done"]
             assert (updates[1].progress, updates[1].note, updates[1].worker) == (0.5, "half", "anna")
             assert updates[2].result == b"small picture"

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from tests.metrics.http_client import address_of, get, samples
-from tests.net.cluster_nodes import Cluster, NodeProcess, content_hash, godwit_command, wait_until
+from tests.net.cluster_nodes import (
+    PATIENCE_S,
+    Cluster,
+    NodeProcess,
+    content_hash,
+    godwit_command,
+    run_godwit,
+    wait_until,
+)
 from tests.net.nats_servers import NatsServers, find_program
 from tests.net.test_cluster_retention import publish, stored, wait_for_equal
 from tests.net.test_cluster_service import Traffic, check_logs
@@ -98,7 +106,7 @@ def with_stream(servers: NatsServers, work: Callable[[JetStreamContext], Awaitab
     async def run() -> T:
         connection = await nats.connect(servers=servers.settings().servers)
         try:
-            return await work(connection.jetstream())
+            return await work(connection.jetstream(timeout=PATIENCE_S))
         finally:
             await connection.close()
 
@@ -290,8 +298,8 @@ def test_a_stream_that_is_made_anew_while_clients_publish(cluster: Cluster, serv
                 payload = b"%d" % len(confirmed)
                 try:
                     await client.publish("a", payload, timeout_s=0.5)
-                except godwit.ReplyTimeoutError:
-                    break
+                except godwit.ReplyTimeoutError:  # the stream was deleted, or the machine is very busy
+                    continue
                 confirmed.append(payload)
             await deleting
             client.abort()
@@ -389,9 +397,13 @@ def test_two_standbys_with_one_name(cluster: Cluster) -> None:
 def test_the_disk_of_the_active_node_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "n1" / "data", "24m"), running(tmp_path) as (_, cluster):
         small = cluster.nodes[0]
-        if not small.is_active:
-            godwit_command("cluster", "handover", "n1", "--config", small.file)
-            wait_until(lambda: small.is_active)
+
+        def is_made_active() -> bool:
+            if not small.is_active:
+                run_godwit("cluster", "handover", "n1", "--config", small.file)
+            return small.is_active
+
+        wait_until(is_made_active, cluster.describe)
         confirmed = asyncio.run(publish(cluster.address, "a", 20, 10))
         ballast = fill(small.data)
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))
@@ -405,9 +417,14 @@ def test_the_disk_of_the_active_node_is_full(tmp_path: Path) -> None:
 def test_the_disk_of_a_standby_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "n1" / "data", "24m"), running(tmp_path) as (_, cluster):
         small = cluster.nodes[0]
-        if small.is_active:
-            godwit_command("cluster", "handover", "--config", small.file)
-            cluster.wait_for_active(apart_from=small)
+
+        def is_made_standby() -> bool:
+            if small.is_active:
+                run_godwit("cluster", "handover", "--config", small.file)
+            return not small.is_active
+
+        wait_until(is_made_standby, cluster.describe)
+        cluster.wait_for_active(apart_from=small)
         confirmed = asyncio.run(publish(cluster.address, "a", 20, 10))
         ballast = fill(small.data)
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))

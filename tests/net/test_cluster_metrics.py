@@ -257,7 +257,7 @@ def test_a_withdrawn_node_is_not_ready_and_returns(tmp_path: Path, monkeypatch: 
             async with asyncio.timeout(120.0), ClusterService(node_configuration(tmp_path), notices=Notices()) as node:
                 url = node.metrics_url
                 await wait_for(node, "/activez", 200)
-                assert (await fetch(node, "/readyz")).status == 200
+                await wait_for(node, "/readyz", 200)
                 engines[0].is_silent = True
                 await wait_for(node, "/activez", 503)
                 reply = await wait_for(node, "/readyz", 503)
@@ -388,13 +388,15 @@ def test_all_nodes_report_and_a_takeover_keeps_the_endpoint_open(tmp_path: Path)
     try:
         servers.start()
         cluster.start()
-        active = cluster.wait_for_active()
-        others = [node for node in cluster.nodes if node is not active]
+        cluster.wait_for_active()
         for node in cluster.nodes:
             wait_until(lambda: any(line["kind"] == "metrics" for line in node.lines))  # noqa: B023
             wait_until(lambda: ask(node, "/readyz").status == 200, lambda: ask(node, "/readyz"))  # noqa: B023
             assert ask(node, "/healthz").status == 200
-            assert ask(node, "/activez").status == (200 if node is active else 503)
+        # Another one than before, if a busy machine has paused that one for long.
+        wait_until(lambda: sorted(ask(node, "/activez").status for node in cluster.nodes) == [200, 503, 503])
+        active = next(node for node in cluster.nodes if ask(node, "/activez").status == 200)
+        others = [node for node in cluster.nodes if node is not active]
 
         async def publish() -> None:
             async with godwit.connect(cluster.address) as client:
@@ -408,13 +410,14 @@ def test_all_nodes_report_and_a_takeover_keeps_the_endpoint_open(tmp_path: Path)
         assert here["godwit_uptime_seconds"] > 0
         assert here[f'godwit_cluster_node_behind_records{{node="{others[0].name}"}}'] >= 0
         for node in others:
+            wait_until(lambda: figures(node)["godwit_cluster_engine_up"] == 1)  # noqa: B023
             found = figures(node)
             assert found['godwit_cluster_state{state="standby"}'] == 1
             assert found[f'godwit_cluster_node_info{{cluster="test",node="{node.name}"}}'] == 1
             assert found["godwit_cluster_epoch"] == here["godwit_cluster_epoch"] >= 1
             assert found["godwit_cluster_position"] >= 2
             assert found["godwit_cluster_behind_records"] == 0
-            assert (found["godwit_cluster_engine_up"], found["godwit_log_writable"]) == (1, 1)
+            assert found["godwit_log_writable"] == 1
             assert found["godwit_log_size_bytes"] > 1000
             assert "godwit_clients" not in found
         for node in cluster.nodes:
@@ -458,8 +461,15 @@ def test_nodes_without_most_servers_of_the_engine_are_not_ready(tmp_path: Path) 
         for node in (second, third):
             wait_until(lambda: ask(node, "/readyz").status == 200, lambda: ask(node, "/readyz"))  # noqa: B023
         second.kill()
-        if ask(third, "/activez").status == 200:  # it withdraws when it has something to store
+
+        def has_withdrawn() -> bool:
+            if ask(third, "/activez").status == 503:
+                return True
+            # It withdraws when it has something to store. On a busy machine a command may not get that far in time.
             run_godwit("pub", "a", "1", "--qos", "1", "--broker", f"127.0.0.1:{third.port}", "--timeout", "10")
+            return False
+
+        wait_until(has_withdrawn, lambda: ask(third, "/activez"))
         wait_until(lambda: ask(third, "/readyz").status == 503, lambda: ask(third, "/readyz"))
         wait_until(lambda: figures(third)["godwit_cluster_engine_up"] == 0)
         assert ask(third, "/healthz").status == 200

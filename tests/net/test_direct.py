@@ -22,7 +22,7 @@ from godwit.net import direct, driver, loop, subscription
 from godwit.net.blocking import BlockingClient, connect
 from godwit.net.subscription import BlockingSubscription
 
-LONG_S = 60.0
+LONG_S = 120.0
 ROUNDS = 30
 
 
@@ -188,6 +188,7 @@ def test_another_thread_is_served_while_one_waits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(subscription, "BRISK_S", LONG_S)
     monkeypatch.setattr(loop, "BUSY_S", 0.0)
     monkeypatch.setattr(loop, "PAUSE_S", LONG_S)
+    monkeypatch.setattr(loop, "LONGEST_PAUSE_S", LONG_S)
     with two_clients() as (client, messages, other, _):
         pause(client, messages, other)
         got: list[bytes] = []

@@ -35,7 +35,7 @@ from godwit.transport.events import (
     Writable,
 )
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 HOST = "127.0.0.1"
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.net.running import both_loops, broker_and_client, broker_in_thread, restarted, run, service
+from tests.net.running import DEADLINE_S, both_loops, broker_and_client, broker_in_thread, restarted, run, service
 from tests.net.test_diagnostics import Records, records  # noqa: F401
 
 import godwit
@@ -109,7 +109,7 @@ def test_of_several_brokers_the_one_that_answers_is_used_and_another_one_when_it
         with UdpSocket("127.0.0.1") as silent:
             async with service() as first, service() as second:
                 addresses = [f"127.0.0.1:{silent.local_address[1]}", *first.urls]
-                async with connect(addresses, timeout_s=20, on_state=states.on_state) as client:
+                async with connect(addresses, timeout_s=DEADLINE_S, on_state=states.on_state) as client:
                     await client.publish("a", b"1")
                     # The second broker replaces the silent address, as after a change of names.
                     client._runtime._connect([*map(_address, [*first.urls, *second.urls])])
@@ -129,9 +129,9 @@ def _address(url: str) -> Address:
 def test_a_blocking_client_and_a_worker_accept_several_brokers() -> None:
     with UdpSocket("127.0.0.1") as silent, broker_in_thread() as url:
         brokers = f"127.0.0.1:{silent.local_address[1]},{url}"
-        with godwit.sync.connect(brokers, timeout_s=20) as client:
+        with godwit.sync.connect(brokers, timeout_s=DEADLINE_S) as client:
             job = client.submit("count", [1, 2, 3])
-            worker = godwit.Worker(brokers, name="anna", timeout_s=20)
+            worker = godwit.Worker(brokers, name="anna", timeout_s=DEADLINE_S)
 
             @worker.handles("count")
             async def count(task: godwit.Task) -> int:
@@ -174,7 +174,7 @@ def test_names_are_resolved_again_for_each_round(names: dict[str, list[Address]]
     async def test() -> None:
         async with service() as first, service() as second:
             names["plant"] = [_address(first.urls[0])]
-            async with connect("plant", timeout_s=20) as client:
+            async with connect("plant", timeout_s=DEADLINE_S) as client:
                 await client.create_topic("only/here")
                 names["plant"] = [_address(second.urls[0])]  # the broker has moved to another machine
                 await first.stop()
@@ -191,12 +191,12 @@ def test_a_name_that_cannot_be_resolved_is_left_out(
     async def test() -> None:
         async with service() as broker:
             names["plant"] = [_address(broker.urls[0])]
-            async with connect("unknown,plant", timeout_s=20) as client:
+            async with connect("unknown,plant", timeout_s=DEADLINE_S) as client:
                 await client.ping()
             with pytest.raises(AddressError, match="host unknown has no address"):
-                await connect("unknown,strange", timeout_s=20)
+                await connect("unknown,strange", timeout_s=DEADLINE_S)
             with pytest.raises(AddressError, match="host unknown has no address"):
-                await connect("unknown", timeout_s=20)
+                await connect("unknown", timeout_s=DEADLINE_S)
         assert any("one of several brokers is left out: host unknown" in text for text in records.texts())
 
     run(test)
@@ -219,7 +219,7 @@ def test_an_access_error_ends_the_client_of_a_name_with_several_addresses(names:
             async with service(access=Access(secrets={"x": b"y" * 20}, allows_anonymous=False)) as broker:
                 names["plant"] = [("127.0.0.1", silent.local_address[1]), _address(broker.urls[0])]
                 with pytest.raises(AccessError):
-                    await connect("plant", name="me", timeout_s=20)
+                    await connect("plant", name="me", timeout_s=DEADLINE_S)
 
     run(test)
 
@@ -228,7 +228,7 @@ def test_names_keep_their_addresses_while_the_name_service_is_away(names: dict[s
     async def test() -> None:
         async with service() as broker:
             names["plant"] = [_address(broker.urls[0])]
-            async with connect("plant", timeout_s=20) as client:
+            async with connect("plant", timeout_s=DEADLINE_S) as client:
                 names.clear()
                 again = await restarted(broker)
                 await client.ping()
@@ -257,7 +257,7 @@ def test_a_slow_name_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) 
                 return [address]
 
             monkeypatch.setattr(runtime_module, "resolve_all", lookup)
-            async with connect("slow,quick", timeout_s=20) as client:
+            async with connect("slow,quick", timeout_s=DEADLINE_S) as client:
                 await waiting.wait()
                 await client.ping()
 
@@ -370,7 +370,7 @@ def test_a_message_whose_time_limit_has_passed_is_sent_later() -> None:
                 await client.publish("a", b"late", timeout_s=0.01)
             again = await restarted(broker)
             publisher = client.publisher("a")
-            await publisher.flush(timeout_s=20)
+            await publisher.flush(timeout_s=DEADLINE_S)
             assert publisher.unconfirmed == 0
             assert publisher.next_sequence == 1
             await again.stop()
@@ -381,14 +381,14 @@ def test_a_message_whose_time_limit_has_passed_is_sent_later() -> None:
 def test_a_call_within_its_time_limit() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client):
-            assert await client.publish("a", {"t": 1}, timeout_s=20) == 0
+            assert await client.publish("a", {"t": 1}, timeout_s=DEADLINE_S) == 0
             publisher = client.publisher("a")
             publisher.send([1])
-            await publisher.flush(20)
-            assert await client.ping(timeout_s=20) < 20
-            assert [topic.name for topic in await client.topics(timeout_s=20)] == ["a"]
-            job = await client.submit("k", timeout_s=20)
-            await job.cancel(timeout_s=20)
+            await publisher.flush(DEADLINE_S)
+            assert await client.ping(timeout_s=DEADLINE_S) < DEADLINE_S
+            assert [topic.name for topic in await client.topics(timeout_s=DEADLINE_S)] == ["a"]
+            job = await client.submit("k", timeout_s=DEADLINE_S)
+            await job.cancel(timeout_s=DEADLINE_S)
 
     run(test)
 
@@ -443,14 +443,14 @@ def test_a_time_limit_of_0_does_not_wait() -> None:
 
 def test_time_limits_of_blocking_calls() -> None:
     with broker_in_thread() as url:
-        client = godwit.sync.connect(url, name="n", timeout_s=20)
-        client.publish("a", b"x", timeout_s=20)
+        client = godwit.sync.connect(url, name="n", timeout_s=DEADLINE_S)
+        client.publish("a", b"x", timeout_s=DEADLINE_S)
         with client.subscribe("a", cursor="c", start="earliest") as messages:
-            messages.get(20)
-            messages.commit(timeout_s=20)
+            messages.get(DEADLINE_S)
+            messages.commit(timeout_s=DEADLINE_S)
         publisher = client.publisher("a")
         publisher.send({"n": 1})
-        publisher.flush(20)
+        publisher.flush(DEADLINE_S)
     for call in (  # without a broker: a reply that arrives at once would count
         lambda: client.publish("a", b"x", timeout_s=0),
         lambda: client.ping(timeout_s=0),

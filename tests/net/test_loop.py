@@ -28,7 +28,7 @@ async def add_reader_works() -> bool:
         seen = asyncio.Event()
         running.add_reader(one.fileno(), seen.set)
         other.send(b"!")
-        await asyncio.wait_for(seen.wait(), 5.0)
+        await asyncio.wait_for(seen.wait(), DEADLINE_S)
         running.remove_reader(one.fileno())
     return True
 
@@ -187,7 +187,9 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent in another way there")
 def test_an_interrupt_lets_the_coroutine_tidy_up() -> None:
-    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
     assert (result.stdout, result.stderr) == ("tidied up\ninterrupted\n", "")
 
 

@@ -541,7 +541,7 @@ def test_silent_and_slow_connections_hurt_no_other(tmp_path: Path, count: int) -
                 one.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    run(test, deadline_s=60 + count / 50)
+    run(test, deadline_s=WAIT_S + count / 20)
 
 
 def memory_kb(pid: int) -> int:

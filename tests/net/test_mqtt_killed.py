@@ -273,4 +273,4 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(tmp_path: Path, 
         assert receiver.repeated >= 2 * kills
         print(f"{2 * traffic.count} messages, {kills} kills, {receiver.repeated} repeated")
 
-    run(test, deadline_s=60 + 30 * kills)
+    run(test, deadline_s=120 + 30 * kills)

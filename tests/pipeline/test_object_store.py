@@ -30,7 +30,7 @@ from godwit.pipeline.files import file_system, read_rows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.sql import run_sql
 
-START_S = 60.0
+START_S = 120.0
 RUN_S = 300.0
 """For a run of Spark on a busy machine."""
 WRITERS = 4

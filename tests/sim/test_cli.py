@@ -115,6 +115,6 @@ def test_interrupt_ends_at_once_and_without_a_traceback(to_all: bool) -> None:
             os.killpg(process.pid, signal.SIGINT)
         else:
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.strip() == "interrupted"

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-START_S = 30.0
+START_S = 120.0
 _TYPES: dict[str, DataType] = {
     "bigint": LongType(),
     "binary": BinaryType(),

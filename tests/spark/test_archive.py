@@ -23,7 +23,7 @@ def test_reading_resumes_after_a_broken_connection(tmp_path: Path) -> None:
     with served(tmp_path, port=port) as place:
         for _ in range(40):
             place.add(5, size=1_000_000)  # more than the buffers of a connection
-        archive = Archive(place.address, ArchiveAccess((place.address,), timeout_s=30))
+        archive = Archive(place.address, ArchiveAccess((place.address,), timeout_s=120))
         batches = archive.read(
             place.log, 0, 200, topics=(), columns=["offset", "payload"], fails_on_data_loss=True, gaps_known_below=0
         )
@@ -42,7 +42,7 @@ def _serve_again(place: Served, port: int, done: threading.Event) -> None:
     from tests.archive.running import process_in
 
     with process_in(place.folder, "--listen", f"127.0.0.1:{port}"):
-        done.wait(60)
+        done.wait(300)
 
 
 def test_an_archive_that_is_not_there(tmp_path: Path) -> None:

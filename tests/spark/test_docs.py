@@ -133,5 +133,5 @@ def test_the_programs_of_the_page_work(spark: SparkSession, tmp_path: Path) -> N
             names["alert"](rows, 0)
         with godwit.sync.connect(broker.address) as client, client.subscribe("alerts/#", start="earliest") as messages:
             client.publish("alerts/end", "")
-            found = [messages.get(timeout_s=30).topic for _ in range(3)]
+            found = [messages.get(timeout_s=120).topic for _ in range(3)]
         assert found == ["alerts/home/attic", "alerts/night", "alerts/end"]

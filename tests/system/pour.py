@@ -138,7 +138,7 @@ async def _take(messages: AsyncSubscription, seen: Replay) -> None:
 async def read_slowly(orders: Orders, *, archive: str, name: str, interval_s: float) -> None:
     """Asks the archive for everything, takes a piece now and then, and begins anew at the end: until `stop`.
 
-    Says `reading` with the first piece, and `read` at the end: how many pieces and messages there were.
+    Says `reading` with the first two pieces, and `read` at the end: how many pieces and messages there were.
     """
     from pyarrow import flight
 
@@ -151,7 +151,7 @@ async def read_slowly(orders: Orders, *, archive: str, name: str, interval_s: fl
             while not stopping.done() and (piece := await asyncio.to_thread(_next_piece, stream)) is not None:
                 pieces += 1
                 rows += piece.data.num_rows
-                if pieces == 1:
+                if pieces <= 2:
                     say("reading")
                 await asyncio.wait([stopping], timeout=interval_s)
             stream.cancel()

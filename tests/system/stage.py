@@ -29,7 +29,7 @@ from godwit.net.relay import Relay
 from godwit.transport.events import Address
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """For one answer of a process, on a busy machine."""
 LOOK_S = 0.02
 MAX_LINE_BYTES = 1024 * 1024
@@ -116,9 +116,11 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self, *, within_s: float = PATIENCE_S) -> int:
-        """Its exit code."""
+        """Its exit code, when all that it printed is read."""
         async with asyncio.timeout(within_s):
-            return await self._process.wait()
+            code = await self._process.wait()
+            await asyncio.shield(self._reader)
+            return code
 
     async def kill(self) -> None:
         """Ends it at once. May be repeated."""

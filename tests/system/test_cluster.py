@@ -401,6 +401,7 @@ def test_an_engine_without_a_majority(servers: NatsServers, tmp_path: Path, seco
 
     def lose_majority() -> None:
         time.sleep(1.0)
+        former = cluster.wait_for_active()
         for number in (0, 1):
             process = servers.processes[number]
             assert process is not None
@@ -409,7 +410,6 @@ def test_an_engine_without_a_majority(servers: NatsServers, tmp_path: Path, seco
             else:
                 servers.kill(number)
         began = time.monotonic()
-        former = cluster.nodes[[node.is_active for node in cluster.nodes].index(True)]
         wait_until(lambda: former.lines[-1].get("state") == "withdrawn" or not former.is_active)
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         assert cluster.active() is None

@@ -76,7 +76,7 @@ def test_clients_move_between_two_brokers(tmp_path: Path, rounds: int) -> None:
                 if qos == 2:
                     assert all(max(one.values()) == 1 for one in there), f"{topic}: doubled in one log"
 
-    run(test, within_s=120 + 40 * rounds)
+    run(test, within_s=240 + 40 * rounds)
 
 
 async def lose(

@@ -84,7 +84,7 @@ def test_every_message_is_acknowledged_by_the_group(tmp_path: Path, messages: in
             print(f"{sent} messages, {started - members} members and {kills // 3} brokers killed, {repeats} repeats")
             await broker.stop()
 
-    run(test, within_s=120 + 10 * kills)
+    run(test, within_s=240 + 10 * kills)
 
 
 async def acknowledged(client: AsyncClient, end: int, members: int) -> GroupInfo:

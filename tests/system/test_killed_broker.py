@@ -65,7 +65,7 @@ def test_what_was_confirmed_survives_every_kill(tmp_path: Path, rounds: int) -> 
             print(f"{book.offset} messages in the log, {book.repeats} of QoS 1 twice; broker: {Memory.of(broker)}")
             await broker.stop()
 
-    run(test, within_s=60 + 20 * rounds)
+    run(test, within_s=240 + 20 * rounds)
 
 
 async def kill(broker: Broker) -> None:

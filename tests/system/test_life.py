@@ -50,7 +50,7 @@ def test_clients_started_before_their_broker_get_through() -> None:
             subscriber.tell(upto(a=100))
             assert (await subscriber.hear("complete"))["received"] == 100
 
-    run(test, within_s=120)
+    run(test, within_s=240)
 
 
 @needs_linux
@@ -68,14 +68,15 @@ def test_a_killed_subscriber_gets_what_it_missed(tmp_path: Path, messages: int) 
                 "publish", "meter", broker=broker.address, topic="house/a", seed=SEED, interval_s=0.001
             )
             await publisher.hear("ready")
-            publisher.tell(f"send {messages}")
+            publisher.tell(f"send {messages // 2}")
             await first.hear("progress")
             first.signal(signal.SIGKILL)
             assert await first.ended() == -signal.SIGKILL
             taken = [int(line) for line in log.read_text().splitlines()]
             assert taken == list(range(len(taken)))
-            assert len(taken) < messages, "it was killed too late to miss anything"
-            await publisher.hear("confirmed", within_s=120)  # all other messages, while no subscriber is connected
+            publisher.tell(f"send {messages - messages // 2}")
+            for _ in range(2):
+                await publisher.hear("confirmed")  # all other messages, while no subscriber is connected
 
             second = await stage.worker("subscribe", "archive", **shared)
             second.tell(upto(a=messages))
@@ -87,7 +88,7 @@ def test_a_killed_subscriber_gets_what_it_missed(tmp_path: Path, messages: int) 
             assert word["received"] == messages - resumed_at
             assert second.heard("gap") == []
 
-    run(test, within_s=180)
+    run(test, within_s=240)
 
 
 @needs_linux
@@ -131,7 +132,7 @@ def test_clients_are_told_of_a_stop_and_come_back_after_a_restart() -> None:
             for publisher in publishers:
                 assert (await publisher.hear("confirmed"))["sent"] == 600
 
-    run(test, within_s=180)
+    run(test, within_s=240)
 
 
 @needs_linux
@@ -157,7 +158,7 @@ def test_a_killed_broker_is_noticed_and_its_successor_is_found() -> None:
             assert (word["received"], word["repeats"]) == (600, 0)
             assert (await publisher.hear("confirmed"))["sent"] == 600
 
-    run(test, within_s=180)
+    run(test, within_s=240)
 
 
 @needs_linux
@@ -190,4 +191,4 @@ def test_listeners_of_both_families_share_one_broker() -> None:
             for worker in (*subscribers, *publishers):
                 assert await state(worker, "offline") == "the broker is being stopped"
 
-    run(test, within_s=120)
+    run(test, within_s=240)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.net.running import Notices, configuration, run
+from tests.ports import free_port
 
 from godwit.client.message import Bookmark, Message
 from godwit.net.client import AsyncClient, connect
@@ -26,7 +27,9 @@ class Broker:
         self.log_path = folder / "data" / "log.sqlite"
         self.notices = Notices()
         self._copy = folder / "backup.sqlite"
-        self._configuration = replace(configuration(), data=folder / "data", archive=ArchiveSection(is_on=False))
+        listen = [f"127.0.0.1:{free_port()}"]
+        archive = ArchiveSection(is_on=False)
+        self._configuration = replace(configuration(), listen=listen, data=folder / "data", archive=archive)
         self._service: Service | None = None
         self.url = ""
 
@@ -35,7 +38,6 @@ class Broker:
         self._service = Service(self._configuration, notices=self.notices)
         await self._service.start()
         self.url = self._service.urls[0]
-        self._configuration = replace(self._configuration, listen=[self.url.removeprefix("udp://")])
 
     async def grow(self, *texts: str) -> None:
         """Run at another address for a while, where others publish these."""

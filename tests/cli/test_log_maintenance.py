@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch
         given_up=[],
         missing=(1, 3),
         lacks_changes=True,
+        has_needless_wal=False,
         problems=[f"problem {number}" for number in range(5)],
     )
     monkeypatch.setattr(log_maintenance, "verify", lambda path, progress, is_locked: verdict)
@@ -206,8 +208,38 @@ def test_recover_reports_other_losses(data: Path) -> None:
 )
 def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text: str) -> None:
     """Where the end of a log was not readable, offsets are left out that perhaps never were."""
-    saved = RecoverReport(LOG_ID, True, next_offset, 1, 1, missing, 0, [])
+    saved = RecoverReport(LOG_ID, True, next_offset, 1, 1, missing, 0, [], False, False)
     assert missing_text(saved).startswith(text)
+
+
+def test_a_damaged_wal_is_reported_and_repaired(data: Path, tmp_path: Path) -> None:
+    """First one that is needed by nothing, then one whose commits are lost."""
+    copy = tmp_path / "copy"
+    with opened(data) as store:
+        for number in range(9):
+            store.append([entry("home/new", b"x" * 9_000)], [TopicRow("home/new", number)])
+        store.checkpoint(truncate=False)
+        shutil.copytree(data, copy)
+        store.append([entry("home/new", b"last")], [TopicRow("home/new", 9)])
+        shutil.copytree(data, tmp_path / "short")
+    for folder, complaint, lines_of_recover in [
+        (copy, "log.sqlite-wal is damaged. Nothing is lost: log.sqlite has all of it. Start the broker", 3),
+        (tmp_path / "short", "the write-ahead log is shorter than it was: its last commits are missing", 4),
+    ]:
+        wal = folder / "log.sqlite-wal"
+        wal.write_bytes(wal.read_bytes()[:60_000] if folder == copy else b"")
+        assert complaint in error_of("log", "verify", "--data", str(folder))
+        rows = lines(godwit("log", "recover", "--data", str(folder)).stdout)
+        assert len(rows) == lines_of_recover
+        assert ("the last commits are missing: sessions, cursors" in " ".join(rows)) == (folder != copy)
+        assert "everything is intact" in godwit("log", "verify", "--data", str(folder)).stdout.decode()
+
+
+def test_a_witness_that_may_not_be_read_is_not_called_damaged(data: Path) -> None:
+    (data / "log.sqlite-witness").unlink()
+    (data / "log.sqlite-witness").mkdir()  # reading it fails for the system's owner too
+    problem = error_of("log", "verify", "--data", str(data))
+    assert "reading log.sqlite-witness fails, so the end of the log is unchecked. Check its permissions" in problem
 
 
 def test_recover_keeps_every_damaged_file(data: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from crc32c import crc32c
@@ -27,6 +27,8 @@ from godwit.net.durable_log import DurableLog
 from godwit.store.folder import RESERVE_BYTES, DataFolder
 from godwit.store.maintenance import backup, compact, verify
 from godwit.store.recover import LOST_END, LOST_JOBS
+from godwit.store.retention import Retention, RetentionRule
+from godwit.store.schema import LOG_FILES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.witness import SLOT_BYTES, decode, read_witness
@@ -496,7 +498,7 @@ def test_no_damage_is_silent(
     if expected in ("refused", "hopeless"):
         check_sentence(killed, found.text)
     if expected == "hopeless":
-        assert "to begin a new log, move the other files of the folder away" in found.text
+        assert f"to begin a new log, move {LOG_FILES} of this folder away" in found.text
         assert not intact
         begin_anew(killed)
         return
@@ -512,8 +514,13 @@ def test_no_damage_is_silent(
 
 
 def begin_anew(killed: Killed) -> None:
-    """Do as the sentence advises."""
-    killed.folder.rename(killed.folder.with_name("away"))
+    """Do as the sentence advises: the keys in the folder stay."""
+    away = killed.folder.with_name("away")
+    away.mkdir()
+    for name in LOG_FILES.replace(" and", ",").split(", "):
+        for file in killed.folder.glob(name):
+            file.rename(away / file.name)
+    assert (killed.folder / "reset-key").exists()
     with opened(killed.folder, 2) as store:
         assert (store.findings, store.next_offset) == ([], 0)
 
@@ -570,6 +577,75 @@ def test_job_numbers_are_not_used_again(killed: Killed) -> None:
     store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
     assert store.state().next_job > LOST_JOBS
     store.close()
+
+
+@pytest.mark.parametrize("damage", [cut(WAL, 0), cut(WAL, 0.5), remove(WAL), flip(WAL, 0.5)])
+def test_recover_uses_no_job_number_again(killed: Killed, damage: Callable[[Killed], None]) -> None:
+    """The lost commits may have assigned some. The new witness knows nothing of them, so the next start cannot help."""
+    damage(killed)
+    saved = recovered(killed)
+    assert saved["lacks_changes"]
+    store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
+    assert store.findings == []
+    assert store.state().next_job > LOST_JOBS
+    store.close()
+
+
+def recovered(killed: Killed) -> dict[str, Any]:
+    """Return the report of `godwit log recover`."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        run_recover(killed.folder, as_json=True)
+    report: dict[str, Any] = json.loads(printed.getvalue())
+    return report
+
+
+@pytest.mark.parametrize("damage", [cut(WAL, 0.5), cut(WAL, WAL_HEAD_BYTES + 3 * FRAME_BYTES), flip(WAL, 0.2)])
+def test_a_damaged_wal_that_is_not_needed_hides_nothing(tmp_path: Path, damage: Callable[[Killed], None]) -> None:
+    """The log's file has everything, and the rest of the write-ahead log has older images of the same pages."""
+    checkpointed = checkpointed_copy(tmp_path / "data")
+    damage(checkpointed)
+    verdict = verify(checkpointed.log, lambda *_: None)
+    assert (verdict.is_sound, verdict.has_needless_wal, verdict.missing) == (False, True, None)
+    assert verdict.messages == len(checkpointed.entries)
+    for refused in (compact, lambda path, show: backup(path, path.with_name("copy"), show)):
+        with pytest.raises(LogDamagedError, match="is damaged or shorter than it was"):
+            refused(checkpointed.log, lambda *_: None)
+    saved = recovered(checkpointed)
+    assert (saved["messages"], saved["missing"], saved["lacks_changes"]) == (len(checkpointed.entries), [], False)
+    assert outcome(checkpointed).kind == "intact"
+
+
+def checkpointed_copy(folder: Path, *, is_trimmed: bool = False) -> Killed:
+    """Return the folder of a broker that was killed after a checkpoint, and before the next commit."""
+    entries = {}
+    with opened(folder, 1) as store:
+        for number in range(40):
+            topic = "a/b" if number else "kept"
+            entry = make_entry(Random(number).randbytes(900 if number else 15_000), topic=topic, received_us=number)
+            entries[store.append([entry])] = entry
+        if is_trimmed:
+            retention = Retention(store, [RetentionRule(pattern="a/#", max_age_s=0.0)])
+            while retention.step(LATER_US) is not None:
+                pass
+            entries = dict(store.read(0, EVERYTHING).entries)
+        store.checkpoint(truncate=False)
+        copy = folder.with_name("checkpointed")
+        shutil.copytree(folder, copy)
+        return Killed(copy, entries, store.next_offset, store.next_offset)
+
+
+def test_an_unneeded_wal_brings_nothing_back_that_retention_deleted(tmp_path: Path) -> None:
+    """Its rest has an older tree. One block is saved from there: its page in the log's file is damaged."""
+    copy = checkpointed_copy(tmp_path / "data", is_trimmed=True)
+    ((offset, kept),) = copy.entries.items()
+    cut(WAL, 0.5)(copy)
+    data = bytearray(copy.log.read_bytes())
+    data[data.index(kept.rest[-20:])] ^= 1
+    copy.log.write_bytes(data)
+    recovered(copy)
+    with opened(copy.folder, 3) as again:
+        assert again.read(0, EVERYTHING).entries == [(offset, kept)]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])

@@ -13,6 +13,7 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.errors import LogDamagedError, LogVersionError
 from godwit.store.block import encode_blocks
 from godwit.store.reader import LogReader
+from godwit.store.recover import recover
 from godwit.store.replica import (
     FIRST_STORED_FORMAT,
     FORMAT,
@@ -178,3 +179,29 @@ def test_a_place_without_a_format_is_brought_forward(tmp_path: Path) -> None:
     store.apply([append(1, b"2")], place(3))
     store.close()
     assert read_place(path).place.format == FIRST_STORED_FORMAT
+
+
+def test_a_missing_file_is_fetched_again_and_not_recovered(tmp_path: Path) -> None:
+    """The cluster has everything; a recovered file would have no place in it."""
+    path = tmp_path / "log.sqlite"
+    replica = open_replica(path)
+    replica.apply([CLAIM, append(0, b"one", b"two")], Place(2, 1, 2, 7, b"writer-1"))
+    replica.close()
+    path.unlink()
+    with pytest.raises(LogDamagedError) as refusal:
+        open_replica(path)
+    assert "messages up to offset 1 were confirmed in it" in str(refusal.value)
+    assert "the node fetches everything from the cluster, or from a backup of another node with `godwit" in str(
+        refusal.value
+    )
+    assert "recover" not in str(refusal.value)
+
+
+def test_recover_reports_that_a_file_leaves_its_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    replica = open_replica(path)
+    replica.apply([CLAIM, append(0, b"one", b"two")], Place(2, 1, 2, 7, b"writer-1"))
+    replica.close()
+    saved = recover(path, tmp_path / "saved.sqlite", new_log_id=bytes(16), now_us=1, progress=lambda *_: None)
+    assert (saved.was_replica, saved.messages, saved.lacks_changes) == (True, 2, False)
+    assert read_place(tmp_path / "saved.sqlite").place == Place()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -17,17 +18,19 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.errors import DiskError
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import (
+    FRAME_BYTES,
     PAGE_BYTES,
+    WAL_HEAD_BYTES,
     BrokenPageError,
     PageFile,
     Tree,
+    _header_checksum,
+    _wal_checksum,
     leaf_cells,
     read_chain,
     record,
     varint,
 )
-
-FRAME_BYTES = 24 + PAGE_BYTES
 
 
 @pytest.fixture
@@ -138,6 +141,27 @@ def test_a_number_of_a_page_that_cannot_be_makes_the_file_no_longer(store: Sqlit
     wal.write_bytes(data)
     with PageFile(path, is_lenient=True) as file:
         assert file.page_count <= path.stat().st_size // PAGE_BYTES + len(data) // FRAME_BYTES
+
+
+def test_a_high_number_of_a_page_costs_nothing(store: SqliteStore) -> None:
+    """A frame with valid checksums that was made by an attacker: the pages between do not exist."""
+    append(store, 100)
+    path = copied(store)
+    wal = Path(f"{path}-wal")
+    data = bytearray(wal.read_bytes()[: WAL_HEAD_BYTES + FRAME_BYTES])
+    order, checksum = _header_checksum(bytes(data[:WAL_HEAD_BYTES]))
+    frame = WAL_HEAD_BYTES
+    data[frame : frame + 8] = struct.pack(">II", 2**26, 2**26)
+    checksum = _wal_checksum(order, bytes(data[frame : frame + 8]), checksum)
+    checksum = _wal_checksum(order, bytes(data[frame + 24 :]), checksum)
+    data[frame + 16 : frame + 24] = struct.pack(">II", *checksum)
+    wal.write_bytes(data)
+    pages = path.stat().st_size // PAGE_BYTES
+    with PageFile(path) as file:
+        assert file.page_count == 2**26
+        assert file.numbers == [*range(1, pages + 1), 2**26]
+        assert file.size_bytes == (pages + 1) * PAGE_BYTES
+        assert (file.page(2**26) or b"")[:99] == data[frame + 24 : frame + 24 + 99]
 
 
 def test_free_pages(store: SqliteStore) -> None:

@@ -27,7 +27,7 @@ from godwit.store.maintenance import VerifyReport, backup, compact, verify
 from godwit.store.port import ProgressCallback
 from godwit.store.recover import LOST_END, RecoverReport, recover
 from godwit.store.retention import Retention, RetentionRule
-from godwit.store.schema import refuse_lone_wal
+from godwit.store.schema import LOG_FILES, refuse_lone_wal
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import SUFFIX, read_witness, write_witness
 from godwit.wire.changes import RetainedRow
@@ -65,15 +65,23 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
         return
     if verdict.is_intact:
         raise LogDamagedError(_without_witness(path, verdict))
-    if verdict.witness in ("damaged", "missing") or verdict.missing or verdict.lacks_changes or verdict.problems:
+    has_witness = verdict.witness in ("intact", "absent")
+    if verdict.has_needless_wal and not (verdict.damaged or verdict.problems or verdict.missing):
+        raise LogDamagedError(
+            f"{safe(str(path))}: {path.name}-wal is damaged. Nothing is lost: {path.name} has all of it. Start the "
+            "broker, which repairs that, or run godwit log recover"
+        )
+    if not has_witness or verdict.missing or verdict.lacks_changes or verdict.has_needless_wal or verdict.problems:
         found = (
             [f"offsets {format_ranges([verdict.missing])} were confirmed and are missing"] if verdict.missing else []
         )
         if verdict.lacks_changes:
             found.append("the write-ahead log is shorter than it was: its last commits are missing")
+        if verdict.has_needless_wal:
+            found.append(f"{path.name}-wal is damaged")
         if verdict.damaged:
             found.append(f"offsets {format_ranges(verdict.damaged)} are damaged")
-        if verdict.witness in ("damaged", "missing"):
+        if not has_witness:
             found.append(f"{path.name}{SUFFIX} is {verdict.witness}, so the end of the log is unchecked")
         found += verdict.problems[:MAX_PROBLEMS]
         if (more := len(verdict.problems) - MAX_PROBLEMS) > 0:
@@ -90,6 +98,11 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
 
 def _without_witness(path: Path, verdict: VerifyReport) -> str:
     """Return a sentence about a log that is intact as far as it goes."""
+    if verdict.witness == "unreadable":
+        return (
+            f"{safe(str(path))}: the file is intact, but reading {path.name}{SUFFIX} fails, so the end of the log "
+            "is unchecked. Check its permissions and the disk, then try again"
+        )
     return (
         f"{safe(str(path))}: the file is intact, but {path.name}{SUFFIX} is {verdict.witness}, so the end of the log "
         "is unchecked: its last messages may be missing. Start the broker, which writes a new one, or restore a "
@@ -142,8 +155,8 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
                 )
             if not saved.blocks and not saved.kept_rows and read_witness(path) is None:
                 raise LogDamagedError(
-                    f"nothing in {safe(str(path))} can be saved; the file is unchanged. Restore a backup, or begin a "
-                    "new log in another folder"
+                    f"nothing in {safe(str(path))} can be saved; the file is unchanged. Restore a backup; to begin a "
+                    f"new log, move {LOG_FILES} of this folder away, and keep its other files"
                 )
             kept = _keep_damaged(path)
             held.replace_log(part)
@@ -156,6 +169,17 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
     typer.echo(f"missing: {missing_text(saved)}")
     if saved.lost_tables:
         typer.echo(f"partly unreadable tables beside the messages: {', '.join(saved.lost_tables)}")
+    if saved.lacks_changes:
+        typer.echo(
+            "the last commits are missing: sessions, cursors, retained messages and jobs may be older than the newest "
+            "confirmed ones"
+        )
+    if saved.was_replica:
+        typer.echo(
+            "this was the file of a cluster's node, and is a log of its own now: the node refuses it. Give the node an "
+            "empty folder or a backup (godwit cluster seed), or begin a new cluster with this log (godwit cluster "
+            "begin --from)"
+        )
     if not saved.has_old_id:
         typer.echo("the id of the log was unreadable: the new log has a new id, and clients start at its beginning")
     typer.echo(f"the damaged file is kept as {safe(str(kept))}; delete it when you no longer need it")

@@ -185,8 +185,8 @@ def is_data_folder(path: Path) -> bool:
 def sign_of_log(path: Path) -> str | None:
     """Return the name of a file beside a missing log that is only created after the log; None without one.
 
-    A log that was never confirmed to have messages may be created again, and so may that of a node of a cluster, whose
-    offsets are in the records of the cluster: only a broker that is alone marks its folder.
+    The file of a node of a cluster may be created again, because its offsets are in the records of the cluster: only a
+    broker that is alone marks its folder. A log whose witness is there has a better sign: see `refuse_missing`.
     """
     if _has_mark(path.parent):
         return LOCK_NAME

@@ -58,6 +58,7 @@ from godwit.store.witness import (
     WalCondition,
     WitnessRecord,
     count_frames,
+    is_unreadable,
     read_salts,
     read_witness,
     write_witness,
@@ -76,9 +77,10 @@ _VERIFIED_BYTES: Final = 8 * MIB
 _VERIFIED_BLOCKS: Final = 128
 
 
-WitnessCondition: TypeAlias = Literal["intact", "damaged", "missing", "absent"]
+WitnessCondition: TypeAlias = Literal["intact", "damaged", "unreadable", "missing", "absent"]
 """Of a witness, which is needed to check the end of a log.
 
+unreadable: this process may not read it, or the disk fails.
 missing: a broker has worked in the folder, and it always writes one.
 absent: the log is a copy of the file alone, which need not have one.
 """
@@ -104,9 +106,19 @@ class CompactReport(msgspec.Struct, frozen=True):
 
 
 def backup(path: Path, out: Path, progress: ProgressCallback) -> BackupReport:
-    """Copy a log, which a broker may be writing, to a new file. Raise StorageError if that fails or `out` exists."""
+    """Copy a log, which a broker may be writing, to a new file.
+
+    Raises:
+        LogDamagedError: The log lacks commits, or a damaged write-ahead log hides some. `recover` repairs that.
+        StorageError: Reading or writing failed, or `out` exists.
+    """
+    record = read_witness(path)
     reader = LogReader.open(path)  # checks that it is a log of the current version
+    condition = "complete" if record is None else _wal_condition(reader, record)
     reader.close()
+    # A broker writes both files: then the comparison means nothing, and the broker has made its own at its start.
+    if condition != "complete" and not is_in_use(path.parent):
+        raise _incomplete(path, "copied")
     with (
         translate_errors(path, "copied"),
         create_file(out, like=path, companions=COMPANIONS) as draft,
@@ -126,7 +138,10 @@ def compact(path: Path, progress: ProgressCallback) -> CompactReport:
     record = read_witness(path)
     reader = LogReader.open(path)
     missing = None if record is None else record.missing_after(reader.log_id, reader.next_offset())
+    condition = "complete" if record is None else _wal_condition(reader, record)
     reader.close()
+    if condition == "needless" or (condition != "complete" and missing is None):
+        raise _incomplete(path, "compacted")
     if missing is not None:
         raise LogDamagedError(
             f"the log {path} cannot be compacted: offsets {missing[0]:,} to {missing[1] - 1:,} were confirmed and are "
@@ -150,6 +165,13 @@ def compact(path: Path, progress: ProgressCallback) -> CompactReport:
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         move_into_place(compacted, path)
     return CompactReport(before_bytes, path.stat().st_size)
+
+
+def _incomplete(path: Path, action: str) -> LogDamagedError:
+    return LogDamagedError(
+        f"the log {path} was not {action}: {path.name}-wal is damaged or shorter than it was. Run `godwit log "
+        "recover`, which saves everything that is intact and reports the rest"
+    )
 
 
 def _check_and_checkpoint(path: Path) -> None:
@@ -269,6 +291,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The range of offsets that were confirmed according to the witness, and that the log does not have."""
     lacks_changes: bool
     """Whether commits are missing from the write-ahead log according to the witness."""
+    has_needless_wal: bool
+    """Whether the write-ahead log is damaged, and everything that was in it is in the main file too."""
     problems: list[str]
     """Other problems, which keep a broker from starting."""
     witness: WitnessCondition = "intact"
@@ -276,7 +300,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_intact(self) -> bool:
         """Whether nothing is wrong that was not known before, as far as that can be checked."""
-        return not (self.damaged or self.problems or self.missing or self.lacks_changes)
+        return not (self.damaged or self.problems or self.missing or self.lacks_changes or self.has_needless_wal)
 
     @property
     def is_sound(self) -> bool:
@@ -297,7 +321,12 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
     is_alone = is_locked or not is_in_use(path.parent)
     reader = LogReader.open(path)
     try:
-        lacks_changes = is_alone and record is not None and _wal_condition(reader, record) != "complete"
+        condition: WalCondition = "complete"
+        if is_alone and record is not None:
+            condition = _wal_condition(reader, record)
+        if condition == "needless":  # its older images of pages would hide newer ones
+            reader.close()
+            reader = LogReader.open_without_wal(path)
         first_offset, next_offset = reader.first_offset(), reader.next_offset()
         size_bytes = path.stat().st_size
         blocks = messages = read_bytes = 0
@@ -335,7 +364,8 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
         damaged=joined(damaged),
         given_up=joined(given_up),
         missing=missing,
-        lacks_changes=lacks_changes,
+        lacks_changes=condition in ("short", "torn"),
+        has_needless_wal=condition == "needless",
         problems=problems,
         witness="intact" if record is not None else _witness_condition(path),
     )
@@ -344,6 +374,8 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
 def _witness_condition(path: Path) -> WitnessCondition:
     if read_witness(path) is not None:
         return "intact"  # a broker has just created it
+    if is_unreadable(path):
+        return "unreadable"
     if os.path.lexists(f"{path}{SUFFIX}"):
         return "damaged"
     wal = Path(f"{path}-wal")

@@ -462,7 +462,13 @@ class LogReader:
             except (apsw.CantOpenError, apsw.ReadOnlyError):
                 if vfs is not None or not _is_closed_log(path):
                     raise
-            # SQLite wants to create files beside it and cannot: a backup on a disk that is mounted read-only.
+        # SQLite wants to create files beside it and cannot: a backup on a disk that is mounted read-only.
+        return cls.open_without_wal(path)
+
+    @classmethod
+    def open_without_wal(cls, path: Path) -> LogReader:
+        """Open a log whose main file has everything, without a lock. Raise a StorageError if that fails."""
+        with translate_errors(path, "opened"):
             uri = f"{path.absolute().as_uri()}?immutable=1"
             reader = cls(path, connect(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, None))
             reader.is_immutable = True

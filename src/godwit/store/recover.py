@@ -62,6 +62,7 @@ from godwit.store.schema import (
     FLOORS,
     LEGACY_VERSIONS,
     META,
+    PLACE,
     QUERIES,
     STATE,
     create_schema,
@@ -90,10 +91,11 @@ from godwit.store.state import (
     decode_row,
     has_valid_checksum,
     load_floors,
+    load_state,
     new_secret,
     store_meta,
 )
-from godwit.store.witness import COMPANIONS, WitnessRecord, read_witness
+from godwit.store.witness import COMPANIONS, WalCondition, WitnessRecord, read_salts, read_witness
 from godwit.wire.changes import JobPayloadRow, JobRow, NextJobRow, StateRow, SubscriptionRow, TaskRow
 from godwit.wire.retention_floors import BROKER_WIDE, lost_below
 
@@ -128,6 +130,10 @@ class RecoverReport(msgspec.Struct, frozen=True):
     """Rows saved beside the messages: topics, retained messages, sessions, subscriptions, ..."""
     lost_tables: list[str]
     """Tables with unreadable rows: sessions may be missing, cursors may be further back, ..."""
+    lacks_changes: bool
+    """Whether commits are lost: all rows beside the messages may be older than the confirmed ones."""
+    was_replica: bool
+    """Whether it was the file of a cluster's node. The new log is a log of its own: it has no place in the cluster."""
 
 
 def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: ProgressCallback) -> RecoverReport:
@@ -144,9 +150,11 @@ def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: 
         StorageError: `out` exists.
         DiskError: A file cannot be read or written.
     """
+    witness = read_witness(path)
+    condition = _wal_condition(path, witness)
     with (
         translate_errors(path, "recovered"),
-        PageFile(path) as file,
+        PageFile(path, has_wal=condition != "needless") as file,
         create_file(out, like=path, companions=COMPANIONS) as draft,
         translate_full_disk(out.parent),
     ):
@@ -158,21 +166,35 @@ def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: 
             connection.pragma("synchronous", "OFF")
             create_schema(connection)
             with PageFile(path, is_lenient=True) as lenient:
-                return _Recovery(file, lenient, connection, read_witness(path)).run(new_log_id, now_us, progress)
+                return _Recovery(file, lenient, connection, witness, condition).run(new_log_id, now_us, progress)
         finally:
             connection.close()
+
+
+def _wal_condition(path: Path, witness: WitnessRecord | None) -> WalCondition:
+    """Judge the write-ahead log as a broker does when it opens the log."""
+    if witness is None:
+        return "complete"
+    with PageFile(path) as file:
+        return witness.judge(read_salts(f"{path}-wal", None), file.frame_count)
 
 
 class _Recovery:
     """Copies the intact parts of a log into an empty one."""
 
     def __init__(
-        self, file: PageFile, lenient: PageFile, connection: apsw.Connection, witness: WitnessRecord | None
+        self,
+        file: PageFile,
+        lenient: PageFile,
+        connection: apsw.Connection,
+        witness: WitnessRecord | None,
+        condition: WalCondition,
     ) -> None:
         self._file = file
         self._lenient = lenient
         self._connection = connection
         self._witness = witness
+        self._condition = condition
         self._taken = OffsetRanges()
         self._blocks = 0
         self._messages = 0
@@ -195,11 +217,17 @@ class _Recovery:
         search = BlockSearch(self._file, root, secret, floors, self._taken)
         self._save_blocks(search.rows(progress))
         if self._lenient.has_other_frames(self._file):
-            self._save_blocks(BlockSearch(self._lenient, root, secret, floors, self._taken).rows(lambda *_: None))
+            more = BlockSearch(self._lenient, root, secret, floors, self._taken)
+            # The tree in a needless write-ahead log is an older one, and leads to blocks that retention has deleted.
+            is_older = self._condition == "needless"
+            self._save_blocks(more.rows_in(self._lenient.wal_pages) if is_older else more.rows(lambda *_: None))
         known_end = max(self._known_end, int(meta.get("end_offset", 0)))
         end = max(self._taken.end, known_end, *[end for _, end in search.damaged], 0)
         missing = self._missing(search, 0 if FLOORS in lost_tables else floors.get(BROKER_WIDE, 0), end)
         next_offset = max(end, *[end for _, end in missing], 0)
+        lacks_changes = self._condition in ("short", "torn") or (
+            self._witness is not None and end < self._witness.confirmed
+        )
         has_old_id = "log_id" in meta
         log_id = meta.get("log_id", new_log_id)
         with transaction(self._connection):
@@ -209,8 +237,20 @@ class _Recovery:
                 received_us = self._connection.execute(QUERIES["select_time_before"], (begin,)).get
                 self._insert(make_row(begin, stop, received_us, received_us, encode_topic_index([]), b""))
             store_meta(self._connection, LogMeta(log_id, meta.get("created_us", now_us), secret), next_offset)
+            if lacks_changes:  # they may have assigned job numbers
+                next_job = load_state(self._connection).next_job
+                apply_changes(self._connection, [NextJobRow(next_job + LOST_JOBS)])
         return RecoverReport(
-            log_id, has_old_id, next_offset, self._blocks, self._messages, missing, kept_rows, lost_tables
+            log_id,
+            has_old_id,
+            next_offset,
+            self._blocks,
+            self._messages,
+            missing,
+            kept_rows,
+            lost_tables,
+            lacks_changes,
+            was_replica=PLACE in meta,
         )
 
     # -- beside the messages ------------------------------------------------------------------------------------------
@@ -249,7 +289,7 @@ class _Recovery:
         # Search the pages that the tree does not lead to any more. Free pages contain outdated rows.
         free_pages = self._file.free_pages()
         if free_pages is not None:
-            for number in set(range(2, self._file.page_count + 1)) - free_pages - tree.pages:
+            for number in set(self._file.numbers) - {_SCHEMA_ROOT} - free_pages - tree.pages:
                 for cell in keyed_cells(self._file, number):
                     _add_state_row(rows, _values(cell))
         return list(rows.values()), [STATE]
@@ -340,7 +380,7 @@ class _Recovery:
         return True
 
     def _read_meta(self, root: int) -> dict[str, Any]:
-        """Return the readable ones of log_id, created_us, stamp and end_offset."""
+        """Return the readable ones of log_id, created_us, stamp and end_offset, and the place if there is one."""
         meta: dict[str, Any] = {}
         for values in _records(Tree(self._file, root)):
             match values:
@@ -352,6 +392,8 @@ class _Recovery:
                     meta["created_us"] = created_us
                 case ("stamp", bytes(secret), _) if has_valid_checksum(values) and len(secret) == SECRET_BYTES:
                     meta["stamp"] = secret
+                case (key, bytes(place), _) if key == PLACE:
+                    meta[PLACE] = place
         return meta
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -451,7 +493,7 @@ class BlockSearch:
 
     def rows(self, progress: ProgressCallback) -> Iterator[BlockRow]:
         """Yield the intact blocks of the whole file."""
-        total_bytes = self._file.page_count * PAGE_BYTES
+        total_bytes = self._file.size_bytes
         for cell in self._tree.cells():
             if (row := self._row_in(cell)) is not None and self._taken.add(row.first_offset, row.end_offset):
                 yield row
@@ -489,7 +531,7 @@ class BlockSearch:
     def _other_pages(self) -> list[int]:
         """Return the pages that may begin an unknown block, leaves first, so that their chains are known then."""
         others = (self._file.free_pages() or set()) | self._overflow | self._tree.interior
-        pages = [number for number in range(1, self._file.page_count + 1) if number not in others]
+        pages = [number for number in self._file.numbers if number not in others]
         return sorted(pages, key=self._is_not_leaf)
 
     def _is_not_leaf(self, number: int) -> bool:
@@ -519,7 +561,7 @@ class BlockSearch:
         for end, first in self._chains(page, at, size_bytes):
             head = page[at:end]
             wanted_bytes = size_bytes or claimed_bytes(head + read_chain(self._file, first, HEAD_BYTES)[0])
-            if not len(head) < wanted_bytes <= self._file.page_count * PAGE_BYTES:
+            if not len(head) < wanted_bytes <= self._file.size_bytes:
                 continue
             rest, overflow = read_chain(self._file, first, wanted_bytes - len(head))
             if (row := _intact_row(head + rest)) is not None:
@@ -575,7 +617,7 @@ def find_secret(file: PageFile, root: int) -> bytes | None:
     overflow page, which holds bytes of messages, begins with the number of another page, and this does not look like a
     leaf unless the log is longer than 3 TB.
     """
-    leaves = (number for number in range(1, file.page_count + 1) if (file.page(number) or b"\0")[0] == LEAF)
+    leaves = (number for number in file.numbers if (file.page(number) or b"\0")[0] == LEAF)
     cells = (cell for number in leaves for cell in leaf_cells(file, number))
     for cell in chain(Tree(file, root).cells(), cells):
         if (stored := _stored_row(cell)) is not None and stored.body.startswith(MAGIC):

@@ -27,7 +27,7 @@ from godwit.store.connection import translate_errors
 from godwit.store.port import Change, Entry
 from godwit.store.reader import BlockScanner, EpochRow, LogReader, insert_epoch
 from godwit.store.retention import RetentionCut, apply_cut
-from godwit.store.schema import QUERIES
+from godwit.store.schema import PLACE, QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.state import LogMeta, apply_changes, has_valid_checksum, store_meta, with_checksum
 from godwit.store.witness import Witness
@@ -147,7 +147,7 @@ class ReplicaStore(SqliteStore):
                         begun.append(Epoch(writer, next_offset))
                     next_offset, until_us = step.rows[-1].end_offset, step.rows[-1].until_us
                 apply_changes(connection, step.changes)
-            connection.execute(QUERIES["replace_meta"], with_checksum(("place", msgspec.msgpack.encode(place))))
+            connection.execute(QUERIES["replace_meta"], with_checksum((PLACE, msgspec.msgpack.encode(place))))
         if meta.log_id != self.log_id:
             self._witness.adopt(meta.log_id)
         self.log_id, self.created_us, self.log_secret = meta.log_id, meta.created_us, meta.stamp

@@ -27,6 +27,10 @@ META: Final = "meta"
 STATE: Final = "state"
 FLOORS: Final = "marks"
 EPOCHS: Final = "epochs"
+PLACE: Final = "place"
+"""Key of the row in `meta` that only the file of a cluster's node has (godwit.store.replica)."""
+LOG_FILES: Final = "log.sqlite*, stages and lock"
+"""Files of a folder that belong to its log, for messages. The other ones are keys and settings, which must be kept."""
 
 _SchemaObject: TypeAlias = tuple[Any, ...]
 _SELECT: Final = "SELECT type, name, tbl_name, sql FROM {}.sqlite_schema LIMIT ?"
@@ -99,8 +103,8 @@ def refuse_lone_wal(path: Path) -> None:
     if not _size(path) and _size(wal):
         raise LogDamagedError(
             f"{path} is missing or empty, and {wal.name} beside it has messages. Put {path.name} back, restore a "
-            f"backup, or save the messages in {wal.name} with `godwit log recover`; to begin a new log, move the other "
-            "files of the folder away"
+            f"backup, or save the messages in {wal.name} with `godwit log recover`; to begin a new log, move "
+            f"{LOG_FILES} of this folder away, and keep its other files"
         )
 
 

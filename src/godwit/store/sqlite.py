@@ -41,6 +41,7 @@ from godwit.store.reader import BlockScanner, EpochRow, LogEnds, insert_epoch, l
 from godwit.store.recover import LOST_JOBS, rows_of_wal
 from godwit.store.schema import (
     BLOCKS,
+    LOG_FILES,
     QUERIES,
     VERSION,
     check_schema,
@@ -140,7 +141,7 @@ class SqliteStore:
         path = Path(path)
         if vfs is None:
             refuse_foreign_file(path)
-            refuse_missing(path)
+            refuse_missing(path, is_replica=cls.is_replica)
             _create(path)
         with translate_errors(path, "opened"):
             opening = _Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs, is_replica=cls.is_replica)
@@ -543,29 +544,40 @@ class _Opening:
             apply_changes(self.connection, [NextJobRow(next_job + LOST_JOBS)])
 
 
-def refuse_missing(path: Path) -> None:
+def refuse_missing(path: Path, *, is_replica: bool = False) -> None:
     """Raise LogDamagedError if the file of a log is missing or empty, and its folder shows that there was a log.
 
-    A new one would reuse its offsets. The witness is created after the log, so an unreadable one is a sign too.
+    A new one would reuse its offsets. The witness is created after the log, so an unreadable one is a sign too, and so
+    is one without confirmed messages: there may have been sessions and jobs.
     """
     with suppress(OSError):
         if path.stat().st_size:
             return
     record = read_witness(path)
+    if is_replica and record is not None and not record.confirmed:
+        return  # the cluster has everything
     remedy = "Put it back, or restore a backup"
-    if record is not None and record.confirmed:
-        found = f"messages up to offset {record.confirmed - 1:,} were confirmed in it"
-        remedy += ". To continue without these messages, run `godwit log recover`"
-    elif record is None and os.path.lexists(f"{path}{SUFFIX}"):
-        found = f"{path.name}{SUFFIX} beside it is damaged, so its last offset is unknown"
+    if record is not None:
+        found = (
+            f"messages up to offset {record.confirmed - 1:,} were confirmed in it"
+            if record.confirmed
+            else "it had no messages, but sessions and jobs may have been in it"
+        )
+        remedy += ". To continue without them, run `godwit log recover`"
+    elif os.path.lexists(f"{path}{SUFFIX}"):
+        found = f"{path.name}{SUFFIX} beside it is unreadable, so its last offset is unknown"
     elif (sign := sign_of_log(path)) is not None:
         found = f"{sign} in its folder shows that there was a log, whose last offset is unknown"
     else:
         return
-    raise LogDamagedError(
-        f"{path} is missing or empty, and {found}. {remedy}; to begin a new log, move the other files of the folder "
-        "away"
-    )
+    if is_replica:
+        remedy = (
+            f"Put it back; or move {LOG_FILES} of this folder away, and the node fetches everything from the cluster, "
+            "or from a backup of another node with `godwit cluster seed`"
+        )
+    else:
+        remedy += f"; to begin a new log, move {LOG_FILES} of this folder away, and keep its other files"
+    raise LogDamagedError(f"{path} is missing or empty, and {found}. {remedy}")
 
 
 def _check_pages(connection: apsw.Connection, path: Path) -> None:

@@ -79,14 +79,17 @@ class PageFile:
     SQLite must not have the file open in this process: closing any other descriptor of the file releases its locks.
     """
 
-    def __init__(self, path: Path, *, is_lenient: bool = False) -> None:
+    def __init__(self, path: Path, *, is_lenient: bool = False, has_wal: bool = True) -> None:
         """Open a log's file and the write-ahead log beside it. Raise DiskError if that fails.
 
         Args:
             path: The main file.
             is_lenient: Accept frames of the write-ahead log whose checksum is wrong but whose salts are right.
+            has_wal: Whether the write-ahead log counts.
         """
         self._frames: dict[int, int] = {}  # page -> position of its newest image in the write-ahead log
+        self.frame_count = 0
+        """Frames of the write-ahead log up to the last commit that counts."""
         self._wal: int | None = None
         try:
             self._main = os.open(path, os.O_RDONLY)
@@ -96,17 +99,22 @@ class PageFile:
         self._main_pages = (self.main_bytes + PAGE_BYTES - 1) // PAGE_BYTES
         self.wal_bytes = 0
         try:
-            self._wal = os.open(f"{path}-wal", os.O_RDONLY)
+            self._wal = os.open(f"{path}-wal", os.O_RDONLY) if has_wal else None
         except FileNotFoundError:
             pass
         except OSError as error:
             self.close()
             raise DiskError(f"cannot open the write-ahead log beside {path}: {error.strerror or error}") from error
-        else:
+        if self._wal is not None:
             self.wal_bytes = os.fstat(self._wal).st_size
             self._read_frames(self._wal, is_lenient)
         self.page_count = max(self._main_pages, *self._frames, 0)
-        self._reads_left = MAX_READS_PER_PAGE * (self.page_count + MAX_READS_PER_PAGE)
+        """The highest number of a page. A write-ahead log can have few pages with high numbers: see `numbers`."""
+        beyond = sorted(page for page in self._frames if page > self._main_pages)
+        self.numbers = [*range(1, self._main_pages + 1), *beyond]
+        """The pages that one of the two files has."""
+        self.size_bytes = len(self.numbers) * PAGE_BYTES
+        self._reads_left = MAX_READS_PER_PAGE * (len(self.numbers) + MAX_READS_PER_PAGE)
 
     def __enter__(self) -> Self:
         return self
@@ -173,10 +181,11 @@ class PageFile:
         # The main file may be cut or missing: a page that it lacks is known by a frame with a valid checksum.
         pages = max([self._main_pages, *(number for number, _, _ in valid if number <= _MAX_PAGES)])
         most = pages + self.wal_bytes // PAGE_BYTES  # each frame can extend the file by a page
-        for number, is_commit, at in _frames_with_salts(wal) if is_lenient else valid:
+        for count, (number, is_commit, at) in enumerate(_frames_with_salts(wal) if is_lenient else valid, start=1):
             if 0 < number <= most:
                 pending[number] = at
             if is_commit:
+                self.frame_count = count
                 self._frames.update(pending)
                 pending.clear()
 
@@ -361,7 +370,7 @@ def _cell(file: PageFile, number: int, page: bytes, at: int, is_keyed: bool) -> 
         raise BrokenPageError("a cell longer than its page")
     if local == size_bytes:
         return Cell(rowid, number, at, end, page[at:end], True, [])
-    if size_bytes > file.page_count * PAGE_BYTES:
+    if size_bytes > file.size_bytes:
         raise BrokenPageError("a row longer than its file")
     rest, overflow = read_chain(file, pointer(page, end), size_bytes - local)
     return Cell(rowid, number, at, end, page[at:end] + rest, local + len(rest) == size_bytes, overflow)

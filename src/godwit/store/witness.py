@@ -285,6 +285,17 @@ def read_witness(log_path: Path, vfs: str | None = None) -> WitnessRecord | None
     return newest(_read(f"{log_path}{SUFFIX}", vfs, _SLOTS * SLOT_BYTES, 0))
 
 
+def is_unreadable(log_path: Path) -> bool:
+    """Return whether there is a witness that this process may not read, or that the disk fails to read."""
+    try:
+        Path(f"{log_path}{SUFFIX}").read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def count_frames(connection: apsw.Connection) -> int:
     """Return how many frames of the write-ahead log SQLite accepts. The connection must have read something before."""
     return max(connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)

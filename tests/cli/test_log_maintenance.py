@@ -228,7 +228,7 @@ def test_a_damaged_wal_is_reported_and_repaired(data: Path, tmp_path: Path) -> N
     ]:
         wal = folder / "log.sqlite-wal"
         wal.write_bytes(wal.read_bytes()[:60_000] if folder == copy else b"")
-        assert complaint in error_of("log", "verify", "--data", str(folder))
+        assert complaint in godwit("log", "verify", "--data", str(folder)).stderr.decode()
         rows = lines(godwit("log", "recover", "--data", str(folder)).stdout)
         assert len(rows) == lines_of_recover
         assert ("the last commits are missing: sessions, cursors" in " ".join(rows)) == (folder != copy)
@@ -238,7 +238,7 @@ def test_a_damaged_wal_is_reported_and_repaired(data: Path, tmp_path: Path) -> N
 def test_a_witness_that_may_not_be_read_is_not_called_damaged(data: Path) -> None:
     (data / "log.sqlite-witness").unlink()
     (data / "log.sqlite-witness").mkdir()  # reading it fails for the system's owner too
-    problem = error_of("log", "verify", "--data", str(data))
+    problem = godwit("log", "verify", "--data", str(data)).stderr.decode()
     assert "reading log.sqlite-witness fails, so the end of the log is unchecked. Check its permissions" in problem
 
 

@@ -228,11 +228,13 @@ def test_a_damaged_wal_is_reported_and_repaired(data: Path, tmp_path: Path) -> N
     ]:
         wal = folder / "log.sqlite-wal"
         wal.write_bytes(wal.read_bytes()[:60_000] if folder == copy else b"")
+        assert "the newest messages of" in godwit("log", "tail", "--data", str(folder)).stderr.decode()
         assert complaint in godwit("log", "verify", "--data", str(folder)).stderr.decode()
         rows = lines(godwit("log", "recover", "--data", str(folder)).stdout)
         assert len(rows) == lines_of_recover
         assert ("the last commits are missing: sessions, cursors" in " ".join(rows)) == (folder != copy)
         assert "everything is intact" in godwit("log", "verify", "--data", str(folder)).stdout.decode()
+        assert "the newest messages of" not in godwit("log", "tail", "--data", str(folder)).stderr.decode()
 
 
 def test_a_witness_that_may_not_be_read_is_not_called_damaged(data: Path) -> None:
@@ -506,6 +508,16 @@ def test_purge_deletes_the_messages_of_some_topics(tmp_path: Path) -> None:
         assert [row.topic for row in store.state().retained] == ["a/door"]
     again = godwit("log", "purge", "+/debug", "--yes", *data)
     assert b"deleted 0 messages and 0 retained messages" in again.stdout
+
+
+def test_purge_reports_missing_messages(data: Path) -> None:
+    with opened(data) as store:
+        store.append([entry("home/new", b"last")], [])
+        shutil.copytree(data, data.with_name("short"))
+    (data.with_name("short") / "log.sqlite-wal").unlink()
+    result = godwit("log", "purge", "home/a", "--yes", "--data", str(data.with_name("short")))
+    assert result.returncode == 0
+    assert "were confirmed and are missing" in result.stderr.decode()
 
 
 def test_purge_needs_the_log_for_itself(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from godwit.limits import MIB
 from godwit.net.archive_process import missing_archive_packages
 from godwit.store.block import BlockRow, DamagedBlockError, decode_block, decode_topic_index
 from godwit.store.folder import DataFolder, is_in_use
+from godwit.store.maintenance import is_whole
 from godwit.store.port import joined
 from godwit.store.reader import EpochRow, LogReader, TopicSelection
 from godwit.store.schema import refuse_lone_wal
@@ -83,6 +84,11 @@ class LogFile:
         self.path = log_path(folder)
         self._file = self._identity()
         self.reader = LogReader.open(self.path)
+        if not is_whole(self.reader):
+            print_notice(
+                f"warning: the newest messages of {self.path} are missing, or hidden by a damaged write-ahead log: run "
+                "godwit log verify"
+            )
 
     def reopen(self) -> bool:
         """Open the file that has replaced the log, as `godwit log compact` does. Return whether there was one."""

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import typer
 
+from godwit.cli.connection import print_notice
 from godwit.cli.log_content import format_ranges, log_path
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.progress import WorkProgress
@@ -212,6 +213,8 @@ def run_purge(folder: Path, filters: Sequence[str], *, as_json: bool) -> None:
         now_us = time.time_ns() // 1000
         store = SqliteStore.open(path, new_log_id=os.urandom(LOG_ID_BYTES), now_us=now_us)
         try:
+            for finding in store.findings:  # they are settled by this opening, and the next one does not report them
+                print_notice(f"warning: {finding}")
             # An age of 0: every message of these topics is too old. Other topics have no limit.
             rules = [RetentionRule(pattern=filter, max_age_s=0.0) for filter in dict.fromkeys(filters)]
             retention = Retention(store, rules)

@@ -116,7 +116,7 @@ def backup(path: Path, out: Path, progress: ProgressCallback) -> BackupReport:
     reader = LogReader.open(path)  # checks that it is a log of the current version
     condition = "complete" if record is None else _wal_condition(reader, record)
     reader.close()
-    # A broker writes both files: then the comparison means nothing, and the broker has made its own at its start.
+    # A broker changes both files: then the comparison means nothing, and it has made its own at its start.
     if condition != "complete" and not is_in_use(path.parent):
         raise _incomplete(path, "copied")
     with (
@@ -369,6 +369,19 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
         problems=problems,
         witness="intact" if record is not None else _witness_condition(path),
     )
+
+
+def is_whole(reader: LogReader) -> bool:
+    """Return whether a log has its newest commits, as far as its witness shows. A broker that uses it has seen to that.
+
+    Args:
+        reader: Opened before.
+    """
+    record = read_witness(reader.path)
+    if record is None or not record.is_of(reader.log_id):
+        return True
+    is_complete = _wal_condition(reader, record) == "complete" and reader.next_offset() >= record.confirmed
+    return is_complete or is_in_use(reader.path.parent)
 
 
 def _witness_condition(path: Path) -> WitnessCondition:

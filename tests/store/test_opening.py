@@ -513,6 +513,42 @@ def test_no_damage_is_silent(
         assert end <= killed.next_offset or (is_end_unknown and end <= killed.next_offset + LOST_END)
 
 
+ACCEPTED = [(name, kind) for name, kind in ROWS if DAMAGES[name][0] not in ("refused", "hopeless")]
+
+
+@pytest.mark.parametrize(("name", "kind"), [*ACCEPTED, *((name, "checkpointed") for name in DAMAGES)])
+def test_recover_keeps_everything_that_a_start_keeps(
+    templates: Templates, checkpointed: Killed, tmp_path: Path, name: str, kind: str
+) -> None:
+    """An operator may run it where the broker would have started, and loses nothing by that."""
+    template = checkpointed if kind == "checkpointed" else getattr(templates, kind)
+    started, repaired = (copy_of(template, tmp_path / way) for way in ("started", "recovered"))
+    for one in (started, repaired):
+        DAMAGES[name][1](one)
+    try:
+        _, lost = start(started)
+    except StorageError:
+        return  # see test_no_damage_is_silent
+    recovered(repaired)
+    _, lost_by_recover = start(repaired)
+    assert offsets_of(lost_by_recover, repaired) <= offsets_of(lost, started)
+    assert first_new_job(repaired) >= first_new_job(started)
+
+
+def offsets_of(ranges: list[tuple[int, int]], killed: Killed) -> set[int]:
+    return {offset for begin, end in ranges for offset in range(begin, min(end, killed.next_offset))}
+
+
+def first_new_job(killed: Killed) -> int:
+    with opened(killed.folder, 4) as store:
+        return store.state().next_job
+
+
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return checkpointed_copy(tmp_path_factory.mktemp("checkpointed") / "data")
+
+
 def begin_anew(killed: Killed) -> None:
     """Do as the sentence advises: the keys in the folder stay."""
     away = killed.folder.with_name("away")

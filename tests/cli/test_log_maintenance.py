@@ -18,6 +18,8 @@ from godwit.cli.log_maintenance import missing_text
 from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.store.maintenance import VerifyReport
 from godwit.store.recover import LOST_END, RecoverReport
+from godwit.store.replica import ClaimStep, Place, ReplicaStore
+from godwit.store.state import LogMeta
 from godwit.wire.changes import RetainedRow, TopicRow
 
 ROWS = [("home/a" if number % 3 else "home/b", str(number)) for number in range(30)]
@@ -518,6 +520,13 @@ def test_purge_reports_missing_messages(data: Path) -> None:
     result = godwit("log", "purge", "home/a", "--yes", "--data", str(data.with_name("short")))
     assert result.returncode == 0
     assert "were confirmed and are missing" in result.stderr.decode()
+
+
+def test_purge_refuses_the_file_of_a_node(tmp_path: Path) -> None:
+    replica = ReplicaStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    replica.apply([ClaimStep(LogMeta(LOG_ID, 5, b"secret-8"), b"writer-1", 0)], Place(1, 1, 1, 7, b"writer-1"))
+    replica.close()
+    assert "belongs to a node of a cluster" in error_of("log", "purge", "home/a", "--yes", "--data", str(tmp_path))
 
 
 def test_purge_needs_the_log_for_itself(tmp_path: Path) -> None:

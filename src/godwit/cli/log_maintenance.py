@@ -27,6 +27,7 @@ from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.maintenance import VerifyReport, backup, compact, verify
 from godwit.store.port import ProgressCallback
 from godwit.store.recover import LOST_END, RecoverReport, recover
+from godwit.store.replica import Place, read_place
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.schema import LOG_FILES, refuse_lone_wal
 from godwit.store.sqlite import SqliteStore
@@ -206,10 +207,15 @@ def run_compact(folder: Path, *, as_json: bool) -> None:
 
 
 def run_purge(folder: Path, filters: Sequence[str], *, as_json: bool) -> None:
-    """Delete all messages of the topics that match, with their retained messages."""
+    """Delete all messages of the topics that match, with their retained messages.
+
+    Raises:
+        GodwitError: The folder is in use, or belongs to a node of a cluster.
+    """
     messages = 0
     with _exclusive(folder, "purge") as held:
         path = held.log_path
+        _refuse_replica(path)
         now_us = time.time_ns() // 1000
         store = SqliteStore.open(path, new_log_id=os.urandom(LOG_ID_BYTES), now_us=now_us)
         try:
@@ -232,6 +238,19 @@ def run_purge(folder: Path, filters: Sequence[str], *, as_json: bool) -> None:
         f"{safe(str(path))}: deleted {count(messages, 'message')} and {count(len(retained), 'retained message')}; "
         "godwit log compact returns the space"
     )
+
+
+def _refuse_replica(path: Path) -> None:
+    """Raise GodwitError for the file of a node, which has to stay equal to the files of the other nodes."""
+    try:
+        place = read_place(path).place
+    except StorageError:  # purging opens it as well, and reports the reason
+        return
+    if place != Place():
+        raise GodwitError(
+            f"{safe(str(path))} belongs to a node of a cluster, and all nodes must have the same messages: give the "
+            "nodes a retention rule for these topics instead"
+        )
 
 
 def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> None:

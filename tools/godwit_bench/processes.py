@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -24,9 +26,12 @@ from godwit.errors import GodwitError
 GIVE_UP_S: Final = 120.0
 """A process that sends nothing for this long is stuck."""
 HOST: Final = "127.0.0.1"
+FIXED_PORTS: Final = (12_768, 32_768)
+"""Where ports are chosen for programs that must be given one: below those that the system chooses, and the end."""
 READY: Final = "ready"
 """The message of a process that has nothing else to send."""
 _PR_SET_PDEATHSIG: Final = 1
+_random: Final = random.SystemRandom()
 
 T = TypeVar("T")
 
@@ -110,11 +115,15 @@ def receive_reply(pipe: Pipe, kind: type[T], *, within_s: float = GIVE_UP_S) -> 
 
 
 def free_port() -> int:
-    """Return a TCP port chosen by the system, for programs that cannot report their own."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free TCP port for a program that cannot report its own.
+
+    The system chooses none of these for other programs, which could take it before that program has started.
+    """
+    while True:
+        port = _random.randrange(*FIXED_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def wait_for_listener(port: int, log: Path, *, within_s: float = GIVE_UP_S) -> None:

@@ -261,7 +261,7 @@ def run_pipeline(
     lake = open_lake(lake_address, must_exist=False)
     from godwit.pipeline.runner import RunConfig, run
     from godwit.pipeline.session import log_path
-    from godwit.pipeline.status import find_logs
+    from godwit.pipeline.status import check_options, find_logs
 
     options = sources.options()
     spark.settings()  # reports invalid settings before the archive is contacted
@@ -270,6 +270,7 @@ def run_pipeline(
         explained_errors(),
         status_line(f"looking for the archive at {options['archive']}") as status,
     ):
+        check_options(options)  # reports invalid ones before anything else is printed
         sources.warn_of_plain_token()
         rules, retention = configured_rules(config, lake), configured_retention(config, lake)
         if not sys.stderr.isatty():

@@ -90,8 +90,8 @@ class Running:
             env=environment(**more),
             start_new_session=sys.platform != "win32",
         )
-        self.out = _Reader(self.process, self.process.stdout)
-        self.err = _Reader(self.process, self.process.stderr)
+        self.out = LineReader(self.process, self.process.stdout)
+        self.err = LineReader(self.process, self.process.stderr)
 
     def write(self, text: str) -> None:
         assert self.process.stdin is not None
@@ -119,7 +119,7 @@ class Running:
                 stream.close()
 
 
-class _Reader:
+class LineReader:
     """The lines of a stream, read in a thread so that waiting for one has an end."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from godwit.net.child_process import end_process, kill_group, start_watched
 
 pytestmark = needs_linux
 LONG_S = 10 * DEADLINE_S
-"""Longer than the test: what waits for this does not end in time."""
+"""Longer than the test, which fails if this time has to pass."""
 WAITS = "echo ready; exec sleep 10000"
 IGNORES_SIGTERM = f"trap '' TERM; {WAITS}"
 WITH_A_CHILD = "sleep 10000 & echo ready; read line < $0; exit 7"
@@ -36,7 +36,8 @@ async def started(program: str, kill_after_s: float, argument: str = "") -> Asyn
         assert any(one.split()[0] == str(pid) for one in processes_of(process.pid))
         yield process, pid
     finally:
-        kill_group(process)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # after a failed test, processes may be left
         await process.wait()
         assert process.stdout is not None
         await process.stdout.read()  # uvloop cannot be closed before it has read the end
@@ -131,9 +132,14 @@ def test_a_cancelled_start_leaves_no_process(loop: Any, monkeypatch: pytest.Monk
         starting = asyncio.create_task(start_watched(["sh", "-c", IGNORES_SIGTERM], LONG_S, output=PIPE))
         await ready.wait()
         starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        await asyncio.to_thread(wait_for_end, [created[0].pid])
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            await asyncio.to_thread(wait_for_end, [created[0].pid])
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(created[0].pid, signal.SIGKILL)
+            await created[0].wait()
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", create_slowly)
     run(test, loop)
@@ -154,7 +160,8 @@ def test_a_group_that_has_just_ended_is_no_error(monkeypatch: pytest.MonkeyPatch
                     patch.setattr(os, "killpg", refuse)
                     kill_group(process)
             await end_process(process, LONG_S)
-            monkeypatch.setattr(os, "killpg", None)
-            kill_group(process)  # it has ended: no signal is sent to a group that may be another one now
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "killpg", None)
+                kill_group(process)  # it has ended: no signal is sent to a group that may be another one now
 
     run(test)

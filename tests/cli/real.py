@@ -81,9 +81,9 @@ def error_of(*arguments: str, input: bytes = b"", **more: str) -> str:
 class Running:
     """A command that runs beside the test."""
 
-    def __init__(self, *arguments: str, **more: str) -> None:
+    def __init__(self, *arguments: str, program: Sequence[str] = GODWIT, **more: str) -> None:
         self.process = subprocess.Popen(
-            [*GODWIT, *arguments],
+            [*program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -169,9 +169,9 @@ class LineReader:
 
 
 @contextmanager
-def running(*arguments: str, **more: str) -> Iterator[Running]:
+def running(*arguments: str, program: Sequence[str] = GODWIT, **more: str) -> Iterator[Running]:
     """A command that is killed at the end of the block if it still runs."""
-    command = Running(*arguments, **more)
+    command = Running(*arguments, program=program, **more)
     try:
         yield command
     finally:

@@ -6,6 +6,7 @@ The tests check the reported figures, never how fast they are.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from multiprocessing.connection import Connection as Pipe
@@ -86,7 +87,13 @@ def serve(pipe: Pipe) -> None:
 def test_rows_are_counted() -> None:
     with ProcessGroup() as processes:
         server = receive_reply(processes.start(serve), str)
-        assert rows_per_s(processes, server, 0.1, ROWS) > 0
+        began = time.perf_counter()
+        rate = rows_per_s(processes, server, 0.1, ROWS)
+        assert rate >= ROWS / (time.perf_counter() - began)  # all rows at least once, in a part of this time
+        read, elapsed_s = receive_reply(processes.start(archive._read_for, server, 0.1, ROWS), tuple)
+        assert read >= ROWS
+        assert read % ROWS == 0
+        assert elapsed_s >= 0.1
         read_forever(processes, server, ROWS)
 
 

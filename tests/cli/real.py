@@ -81,17 +81,17 @@ def error_of(*arguments: str, input: bytes = b"", **more: str) -> str:
 class Running:
     """A command that runs beside the test."""
 
-    def __init__(self, *arguments: str, **more: str) -> None:
+    def __init__(self, *arguments: str, program: Sequence[str] = GODWIT, **more: str) -> None:
         self.process = subprocess.Popen(
-            [*GODWIT, *arguments],
+            [*program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(**more),
             start_new_session=sys.platform != "win32",
         )
-        self.out = _Reader(self.process, self.process.stdout)
-        self.err = _Reader(self.process, self.process.stderr)
+        self.out = LineReader(self.process, self.process.stdout)
+        self.err = LineReader(self.process, self.process.stderr)
 
     def write(self, text: str) -> None:
         assert self.process.stdin is not None
@@ -119,7 +119,7 @@ class Running:
                 stream.close()
 
 
-class _Reader:
+class LineReader:
     """The lines of a stream, read in a thread so that waiting for one has an end."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None) -> None:
@@ -169,9 +169,9 @@ class _Reader:
 
 
 @contextmanager
-def running(*arguments: str, **more: str) -> Iterator[Running]:
+def running(*arguments: str, program: Sequence[str] = GODWIT, **more: str) -> Iterator[Running]:
     """A command that is killed at the end of the block if it still runs."""
-    command = Running(*arguments, **more)
+    command = Running(*arguments, program=program, **more)
     try:
         yield command
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +16,18 @@ from godwit.client.message import Message
 from godwit.errors import (
     AccessError,
     BrokerError,
+    MessageExpiredError,
     NoReplyError,
     NoResponderError,
     RequestFailedError,
     TopicError,
     UsageError,
 )
-from godwit.net.client import connect
+from godwit.net.client import AsyncClient, connect
 from godwit.net.replies import ERROR_HEADER
+
+NOT_CONFIRMED = r"within 0\.2 s: .*expired.* the broker (has not )?confirmed it"
+"""The queue may drop the request a little earlier than its time limit ends, or later."""
 
 
 @both_loops
@@ -116,6 +121,104 @@ def test_no_responder_no_reply_and_bad_arguments() -> None:
                 client.replies("a")(b"")  # type: ignore[arg-type]
             assert client._requester is not None
             assert client._requester._waiting == {}
+
+    run(test)
+
+
+def reply_then(client: AsyncClient, monkeypatch: pytest.MonkeyPatch, reply: Message, error: Exception | None) -> None:
+    """Let replies arrive while the confirm of the request is awaited, which then fails or never comes."""
+
+    async def publish(*arguments: Any, **options: Any) -> int:
+        assert client._requester is not None
+        (waiting,) = client._requester._waiting.values()
+        for _ in range(2):
+            waiting.put_nowait(reply)
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+        return 1
+
+    monkeypatch.setattr(client._runtime.publishers, "publish", publish)
+
+
+ENDS = [(None, 0.2), (MessageExpiredError("expired"), DEADLINE_S)]
+
+
+@pytest.mark.parametrize(("error", "timeout_s"), ENDS)
+def test_a_reply_before_a_late_confirm_is_returned(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, timeout_s: float
+) -> None:
+    async def test() -> None:
+        async with broker_and_client() as (_, client):
+            await client.replies("echo")(lambda request: request.payload).ready()
+            reply = await client.request("echo", b"x", timeout_s=DEADLINE_S)
+            reply_then(client, monkeypatch, reply, error)
+            assert (await client.request("echo", b"y", timeout_s=timeout_s)).payload == b"x"
+            assert len(await client.request_many("echo", b"y", replies=1, timeout_s=timeout_s)) == 1
+            assert len(await client.request_many("echo", b"y", timeout_s=timeout_s)) == 2
+
+    run(test)
+
+
+@pytest.mark.parametrize(("error", "timeout_s"), ENDS)
+def test_a_reply_before_a_late_confirm_is_returned_to_a_blocking_client(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, timeout_s: float
+) -> None:
+    def use(url: str) -> None:
+        with godwit.sync.connect(url) as client:
+            client.replies("echo")(lambda request: request.payload)
+            reply = client.request("echo", b"x", timeout_s=DEADLINE_S)
+            reply_then(client._client, monkeypatch, reply, error)
+            assert client.request("echo", b"y", timeout_s=timeout_s).payload == b"x"
+            assert len(client.request_many("echo", b"y", timeout_s=timeout_s)) == 2
+
+    async def test() -> None:
+        async with service() as broker:
+            await asyncio.to_thread(use, broker.urls[0])
+
+    run(test)
+
+
+def test_a_missing_reply_has_its_reason() -> None:
+    async def test() -> None:
+        broker = service()
+        await broker.start()
+        async with connect(broker.urls[0]) as client, connect(broker.urls[0]) as new:
+            async with client.subscribe("silent"):
+                with pytest.raises(NoReplyError, match=r"'silent' within 0\.2 s: the broker confirmed it, and"):
+                    await client.request("silent", b"x", timeout_s=0.2)
+                with pytest.raises(NoReplyError, match="it was handed to the network"):
+                    await client.request("silent", b"x", qos=0, timeout_s=0.2)
+            await broker.stop()
+            with pytest.raises(NoReplyError, match=NOT_CONFIRMED):
+                await client.request("silent", b"x", timeout_s=0.2)
+            with pytest.raises(NoReplyError, match=r"within 0\.2 s: it was never sent"):
+                await new.request("silent", b"x", timeout_s=0.2)
+            assert await new.request_many("silent", b"x", timeout_s=0.2) == []
+
+    run(test)
+
+
+def test_a_missing_reply_has_its_reason_in_a_blocking_client() -> None:
+    def use(url: str, stop: Callable[[], None]) -> None:
+        with godwit.sync.connect(url) as client, godwit.sync.connect(url) as new:
+            with client.subscribe("silent"), pytest.raises(NoReplyError, match="the broker confirmed it, and"):
+                client.request("silent", b"x", timeout_s=0.2)
+            stop()
+            with pytest.raises(NoReplyError, match=NOT_CONFIRMED):
+                client.request("silent", b"x", timeout_s=0.2)
+            with pytest.raises(NoReplyError, match=r"within 0\.2 s: it was never sent"):
+                new.request("silent", b"x", timeout_s=0.2)
+
+    async def test() -> None:
+        broker = service()
+        await broker.start()
+        event_loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            asyncio.run_coroutine_threadsafe(broker.stop(), event_loop).result(DEADLINE_S)
+
+        await asyncio.to_thread(use, broker.urls[0], stop)
 
     run(test)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,21 +18,14 @@ from godwit.cli.text import count, safe
 from godwit.errors import GodwitError, UsageError
 
 DEFAULT_DATA: Final = "godwit-cluster"
-WATCHED: Final = (
-    "sh", "-c",
-    'exec 3<&0; "$@" 3<&- & p=$!; echo "{\\"kind\\": \\"process\\", \\"pid\\": $p}"; '
-    '{ cat <&3; kill $p; sleep 15; kill -9 $p; } >/dev/null 2>&1 & w=$!; wait $p; c=$?; kill $w; exit $c', "sh",
-)  # fmt: skip
-"""Runs a node until it ends, or until standard input is closed, and prints its process id.
-
-The node is then asked to end, and killed 15 s later if it has not: also if this command was killed. The process that
-waits for the end of standard input has no other output: it would keep that of the node open.
-"""
+KILL_AFTER_S: Final = 15.0
+"""How long a node may take to end when this command was killed. It is then killed, too."""
 RESTART_S: Final = 3.0
 """Pause before a node that has ended is started again."""
 LAST_LINES_S: Final = 1.0
 """How long the last lines of a node that has ended are waited for."""
 END_S: Final = 10.0
+"""How long a node may take to end after Ctrl-C, before it is killed."""
 SHOWN: Final = ("cluster", "listening", "warning", "stopped")
 """Kinds of event lines that are printed."""
 
@@ -113,9 +104,11 @@ class _Node:
 
     async def run(self) -> None:
         """Run it until this is cancelled."""
-        command = [*WATCHED, sys.executable, "-m", "godwit", "broker", "--config", str(self._file)]
+        from godwit.net.child_process import start_watched
+
+        command = [sys.executable, "-m", "godwit", "broker", "--config", str(self._file), "--log-format", "json"]
         while True:
-            process = await self._start(command)
+            process = self._process = await start_watched(command, KILL_AFTER_S, output=PIPE)
             assert process.stdin is not None
             assert process.stdout is not None
             reading = asyncio.create_task(self._read(process.stdout))
@@ -128,41 +121,19 @@ class _Node:
             self._print(f"ended with exit code {code}; it is started again in {RESTART_S:g} s")
             await asyncio.sleep(RESTART_S)
 
-    async def _start(self, command: Sequence[str]) -> Process:
-        """Start the process. If this is cancelled, first wait until it has started: `end` then ends it with its child,
-        while asyncio would kill the shell and leave the node alive."""
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *command, "--log-format", "json", stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
-            )
-        )
-        try:
-            await asyncio.shield(starting)
-        finally:
-            self._process = await starting
-        return self._process
-
     async def end(self) -> None:
-        """End the process, if it runs: ask it to end, and kill it after a while or if this is cancelled."""
-        from godwit.net.loop import completes
+        """End the process, if it runs: ask it to end, and kill it after a while."""
+        from godwit.net.child_process import end_process
 
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await completes(process.wait(), END_S)
-        finally:  # also if a second Ctrl-C cancels this
-            self.kill()
-            await process.wait()
+        if self._process is not None and self._process.returncode is None:
+            await end_process(self._process, END_S)
 
     def kill(self) -> None:
-        """Kill the node with its shell and all processes that they have started, if it runs."""
-        process = self._process
-        if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        """Kill the process, if it runs. One that is being started is killed by the cancellation of `run`."""
+        from godwit.net.child_process import kill_group
+
+        if self._process is not None:
+            kill_group(self._process)
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         async for line in output:
@@ -186,10 +157,17 @@ class _Node:
 
 async def _run(files: list[Path]) -> None:
     stopping = asyncio.Event()
+    nodes = [_Node(file) for file in files]
+
+    def handle_signal() -> None:
+        if stopping.is_set():  # the second Ctrl-C
+            for node in nodes:
+                node.kill()
+        stopping.set()
+
     event_loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        event_loop.add_signal_handler(number, stopping.set)
-    nodes = [_Node(file) for file in files]
+        event_loop.add_signal_handler(number, handle_signal)
     typer.echo(f"starting {count(len(nodes), 'node')} in {safe(str(files[0].parent.parent))}")
     tasks = [asyncio.create_task(node.run()) for node in nodes]
     hint = asyncio.create_task(_show_hint(nodes, files))
@@ -198,17 +176,11 @@ async def _run(files: list[Path]) -> None:
         await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C ends at once
-            event_loop.remove_signal_handler(number)
+        stopping.set()
         for task in (hint, *tasks):
             task.cancel()
-        try:
-            await asyncio.gather(hint, *tasks, return_exceptions=True)
-            await asyncio.gather(*[node.end() for node in nodes])
-        finally:
-            for node in nodes:  # a second Ctrl-C can come before the tasks of the line above have begun
-                node.kill()
-            await asyncio.gather(*[node.end() for node in nodes])
+        await asyncio.gather(hint, *tasks, return_exceptions=True)
+        await asyncio.gather(*[node.end() for node in nodes])
     typer.echo("the cluster has stopped; the next run continues with its log")
 
 

@@ -50,12 +50,10 @@ from godwit.net.queries import (
 )
 from godwit.net.replies import (
     MAX_CONCURRENT,
-    REQUEST_TIMEOUT_S,
     AsyncResponder,
     ReplyHandler,
     Requester,
     RequestOptions,
-    checked_reply,
 )
 from godwit.net.runtime import BrokerResolver, ClientRuntime, OnState
 from godwit.net.security import Security
@@ -338,8 +336,7 @@ class AsyncClient:
             BrokerError: The broker refused the request, for example AccessError.
             UsageError: An argument is invalid.
         """
-        found = await self.request_many(topic, payload, replies=1, **options)
-        return checked_reply(found, topic, options.get("timeout_s", REQUEST_TIMEOUT_S))
+        return await self._open_requester().request_one(topic, payload, **options)
 
     async def request_many(
         self, topic: str, payload: Payload = b"", *, replies: int | None = None, **options: Unpack[RequestOptions]
@@ -361,10 +358,13 @@ class AsyncClient:
             BrokerError: The broker refused the request, for example AccessError.
             UsageError: An argument is invalid.
         """
+        return (await self._open_requester().request(topic, payload, replies, **options)).messages
+
+    def _open_requester(self) -> Requester:
         self._runtime.require_open()
         if self._requester is None:
             self._requester = Requester(self)
-        return await self._requester.request(topic, payload, replies, **options)
+        return self._requester
 
     def replies(self, *filters: str, capacity: int = MAX_CONCURRENT) -> Callable[[ReplyHandler], AsyncResponder]:
         """Return a decorator for a function that answers the requests on some topics.

@@ -1,7 +1,7 @@
 """The server of the engine that a node starts beside its broker: `nats-server`, with JetStream that syncs always.
 
-It ends with the process of the node, also if that is killed: it runs below a shell that waits for the end of its
-standard input. It is started again when it ends.
+It ends with the process of the node, also if that is killed, see godwit.net.child_process. It is started again when it
+ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
-from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final
@@ -28,20 +27,17 @@ import msgspec
 from godwit.broker.effects import Notice
 from godwit.errors import ConfigurationError, DiskError
 from godwit.limits import KIB, MIB
+from godwit.net.child_process import end_process, start_watched
 from godwit.net.cluster_tls import engine_tls
-from godwit.net.loop import completes
 from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
 
 PROGRAM: Final = "nats-server"
-WATCHED: Final = (
-    "sh", "-c", 'trap "" INT; exec 3<&0; "$@" 3<&- & p=$!; { cat <&3 >/dev/null; kill $p; } & wait $p', "sh",
-)  # fmt: skip
-"""Runs a program until it ends, or until standard input is closed. Ctrl-C in a terminal does not end it."""
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 STEADY_S: Final = 30.0
 """After running this long, a server that ends is restarted with the shortest pause."""
 END_TIMEOUT_S: Final = 5.0
+"""The server is killed if it takes longer to end, also if the node was killed meanwhile."""
 MAX_LOG_BYTES: Final = 16 * MIB
 HEALTH_S: Final = 2.0
 """How long a server may take to report its health."""
@@ -126,7 +122,7 @@ class EngineServer:
         assert section.run is not None
         self._notify = on_notice
         self._file = folder / "server.conf"
-        self._command = [*WATCHED, find_program(section.run.program), "-c", str(self._file)]
+        self._command = [find_program(section.run.program), "-c", str(self._file)]
         self._health_url = f"{section.monitors[section.run.number - 1].rstrip('/')}/healthz"
         self._tls = engine_tls(section)
         self._task: asyncio.Task[None] | None = None
@@ -178,13 +174,11 @@ class EngineServer:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _run_once(self) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-        )
+        process = await start_watched(self._command, END_TIMEOUT_S, output=DEVNULL)
         try:
             await process.wait()
         finally:
-            await _end(process)
+            await end_process(process, END_TIMEOUT_S)
         return f"the server of the engine ended with exit code {process.returncode}"
 
 
@@ -194,16 +188,3 @@ def _reason_of(error: urllib.error.HTTPError) -> str:
         return str(msgspec.json.decode(error.read(MAX_HEALTH_BYTES), type=dict[str, object])["error"])
     except (OSError, HTTPException, msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         return f"status {error.code}"
-
-
-async def _end(process: Process) -> None:
-    """Close standard input, which ends the server, and wait for it. Kill its group after a while."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await completes(process.wait(), END_TIMEOUT_S)
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            await process.wait()

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from godwit.client.batches import Payload
 from godwit.client.message import Message
@@ -46,7 +46,21 @@ ERROR_HEADER: Final = "godwit-error"
 MAX_ERROR_LETTERS: Final = 500
 CORRELATION_BYTES: Final = 16
 _INBOX_BYTES: Final = 16
+UNSENT: Final = "it was never sent, because the inbox for the reply was not open; check that the broker is reachable"
+UNCONFIRMED: Final = (
+    "it has expired, and the broker has not confirmed it; check that the broker is reachable, or give it more time"
+)
+CONFIRMED: Final = "the broker confirmed it, and a subscriber got it and did not reply; give it more time"
+HANDED_OVER: Final = "it was handed to the network (QoS 0) and may be lost; use QoS 1, or give it more time"
 _logger = logging.getLogger(__name__)
+
+
+class Replies(NamedTuple):
+    """The replies to one request."""
+
+    messages: list[Message]
+    progress: str
+    """How far the request came: the end of the error's text if no reply came."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -82,7 +96,7 @@ class Requester:
         qos: int = 1,
         headers: HeadersLike | None = None,
         content_type: str | None = None,
-    ) -> list[Message]:
+    ) -> Replies:
         """Send a request and collect replies, see AsyncClient.request_many."""
         check_timeout(timeout_s)
         if timeout_s is None:  # in a program without type checks
@@ -93,11 +107,12 @@ class Requester:
         correlation = os.urandom(CORRELATION_BYTES)
         arrived = self._waiting[correlation] = asyncio.Queue()
         found: list[Message] = []
-        reached: int | None = None
+        wanted, progress = replies, UNSENT
         try:
             async with TimeLimit(timeout_s) as limit:
                 began = time.monotonic()
                 await self._open_inbox()
+                progress = UNCONFIRMED
                 left_s = max(timeout_s - (time.monotonic() - began), 1e-6)
                 asked = make_properties(
                     headers=pairs,
@@ -109,6 +124,7 @@ class Requester:
                 reached = await self._client._runtime.publishers.publish(
                     topic, payload, qos=qos, retain=False, properties=asked
                 )
+                progress = CONFIRMED if qos else HANDED_OVER
                 if reached == 0 and not found and arrived.empty():
                     raise NoResponderError(
                         f"no client is subscribed to {topic!r} now that would reply: start one, "
@@ -116,16 +132,22 @@ class Requester:
                     )
                 wanted = replies or reached or 1
                 while len(found) < wanted:
-                    reply = await arrived.get()
-                    if isinstance(reply, GodwitError):
-                        raise reply
-                    found.append(reply)
-        except (TimeoutError, MessageExpiredError) as error:  # a request that is still queued expires with its limit
-            if isinstance(error, TimeoutError) and not limit.expired():
+                    found.append(_message_of(await arrived.get()))
+        except MessageExpiredError as error:  # a request that is still queued expires with its limit
+            progress = str(error)
+        except TimeoutError:
+            if not limit.expired():
                 raise
         finally:
             del self._waiting[correlation]
-        return found
+        while not arrived.empty() and (wanted is None or len(found) < wanted):  # they were quicker than the confirm
+            found.append(_message_of(arrived.get_nowait()))
+        return Replies(found, progress)
+
+    async def request_one(self, topic: str, payload: Payload, **options: Unpack[RequestOptions]) -> Message:
+        """Send a request and return the first reply, see AsyncClient.request."""
+        found = await self.request(topic, payload, 1, **options)
+        return checked_reply(found, topic, options.get("timeout_s", REQUEST_TIMEOUT_S))
 
     async def _open_inbox(self) -> None:
         """Subscribe to the inbox, once for the client."""
@@ -154,19 +176,22 @@ class Requester:
             raise
 
 
-def checked_reply(found: list[Message], topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> Message:
+def _message_of(reply: Message | GodwitError) -> Message:
+    if isinstance(reply, GodwitError):
+        raise reply
+    return reply
+
+
+def checked_reply(found: Replies, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> Message:
     """Return the reply to a request.
 
     Raises:
-        NoReplyError: The list is empty.
+        NoReplyError: None arrived.
         RequestFailedError: It reports a failure.
     """
-    if not found:
-        raise NoReplyError(
-            f"no reply to the request on {topic!r} within {timeout_s:g} s: a subscriber got it and did not reply, or "
-            "the broker is away; give it more time"
-        )
-    reply = found[0]
+    if not found.messages:
+        raise NoReplyError(f"no reply to the request on {topic!r} within {timeout_s:g} s: {found.progress}")
+    reply = found.messages[0]
     if (reason := reply.headers.get(ERROR_HEADER)) is not None:
         raise RequestFailedError(f"{reply.publisher} could not answer the request on {topic!r}: {reason}", reply)
     return reply

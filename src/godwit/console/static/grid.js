@@ -61,7 +61,10 @@ export class Grid {
     try {
       const found = await this.fetch(page * PAGE, PAGE);
       if (loading !== this.loading) return;
-      if (this.isOutdated) this.pages.clear();
+      if (this.isOutdated) {
+        this.pages.clear();
+        this.active = -1; // it may have moved, among the rows from before, since the refresh
+      }
       this.isOutdated = false;
       this.pages.set(page, found.rows);
       this.total = found.total;

@@ -113,6 +113,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Since when a claim of this standby has not been stored. Servers without a majority answer, and store nothing."""
     storage_problem: str = ""
     """Why the file could not be written last; empty if it could."""
+    claim_problem: str = ""
+    """Why this standby could not claim if it had to; empty if it could."""
     active_name: str = ""
     active_address: str = ""
     members: tuple[Heartbeat, ...] = ()
@@ -310,6 +312,8 @@ class ClusterMember:
         """The log at the moment at which this node became active."""
         self.handover: str | None = None
         """The node to hand over to, by a command of an operator; empty: any."""
+        self.problem = "it has just started"
+        """Why this node could not do its part, for the other nodes and operators. The event loop sets it."""
         self.failure: GodwitError | None = None
         """Why the thread has ended."""
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
@@ -412,6 +416,7 @@ class ClusterMember:
         except Empty:
             item = None
         now = time.monotonic()
+        node.problem = self.problem
         place = self.store.place
         for _ in range(ITEMS_A_TURN):
             if item is None:
@@ -590,6 +595,7 @@ class ClusterMember:
             engine_at=self._engine_at,
             claiming_since=self._claiming_since,
             storage_problem=self._replica.storage_problem,
+            claim_problem=node.claim_problem,
             active_name=node.active_name,
             active_address=node.active_address,
             members=(node.heartbeat(), *present),

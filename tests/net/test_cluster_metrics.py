@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -306,18 +306,22 @@ def test_a_node_that_is_not_ready_reports_it(tmp_path: Path, monkeypatch: pytest
 
         with engine_in_memory(monkeypatch):
             async with asyncio.timeout(120.0), ClusterService(node_configuration(tmp_path), notices=notices) as node:
+
+                def problem() -> str:
+                    return node.status.members[0].problem
+
                 await wait_for(node, "/activez", 200)
                 node._report._engine_server = server
-                while node.status.members[0].problem:
+                while problem():
                     await asyncio.sleep(0.01)
                 former = lines()  # of its start on a busy machine, if any
                 server.problem = "does not answer"
                 while len(lines()) == len(former):
                     await asyncio.sleep(0.01)
-                while not node.status.members[0].problem:
+                while not problem():
                     await asyncio.sleep(0.01)
-                assert node.status.members[0].problem == "its server of the engine does not answer"
-                assert node.figures()["cluster/node/n1/problem"] == node.status.members[0].problem
+                assert problem() == "its server of the engine does not answer"
+                assert node.figures()["cluster/node/n1/problem"] == problem()
                 assert samples((await fetch(node, "/metrics")).body)["godwit_cluster_ready"] == 0
                 server.problem = ""
                 while len(lines()) == len(former) + 1:
@@ -506,7 +510,7 @@ def test_an_active_node_without_its_server_of_the_engine_is_not_ready(tmp_path: 
             wait_until(lambda: any(line["kind"] == "metrics" for line in node.lines))  # noqa: B023
             wait_until(lambda: ask(node, "/readyz").status == 200, lambda: ask(node, "/readyz"))  # noqa: B023
         node = cluster.nodes[1]
-        stopped.append(engine_process_of(node))
+        stopped.append(node.engine_process)
         os.kill(stopped[0], signal.SIGSTOP)
         wait_until(lambda: hand_over(node), cluster.describe)
         reply = ask(node, "/readyz")
@@ -526,17 +530,6 @@ def test_an_active_node_without_its_server_of_the_engine_is_not_ready(tmp_path: 
         for number in stopped:
             os.kill(number, signal.SIGCONT)
         cluster.stop()
-
-
-def engine_process_of(node: NodeProcess) -> int:
-    """Return the process of the server of the engine that a node runs."""
-    configuration = str(node.data / "engine" / "server.conf")
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            program, *arguments = path.read_bytes().decode(errors="replace").split("\0")
-            if "nats-server" in program and configuration in arguments:
-                return int(path.parent.name)
-    raise AssertionError(f"the node {node.name} runs no server of the engine")
 
 
 @needs_nats

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import threading
 import time
 from collections import deque
@@ -71,6 +72,7 @@ class Engine(Protocol):
 
     def start(self, timeout_s: float = ...) -> None: ...
     def send(self, requests: Sequence[EngineRequest]) -> None: ...
+    def renew(self, context: ssl.SSLContext) -> None: ...
     def close(self) -> None: ...
 
 
@@ -172,11 +174,15 @@ class _Closed(NamedTuple):
     """The broker of this node is closed."""
 
 
+class _Renew(NamedTuple):
+    context: ssl.SSLContext
+
+
 class _End(NamedTuple):
     """End the thread."""
 
 
-_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _NewRules | _Resign | _Closed | _End
+_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _NewRules | _Resign | _Closed | _Renew | _End
 
 
 class ClusterWriter:
@@ -360,6 +366,10 @@ class ClusterMember:
         """Hand over to another node; empty: any. The broker of this node must be closed."""
         self.post(_Resign(to))
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use other certificates for new connections to the engine, once it is connected."""
+        self.post(_Renew(context))
+
     def end(self) -> None:
         """End the thread, and close engine and file. Does not wait for it."""
         self._ending.set()
@@ -464,6 +474,9 @@ class ClusterMember:
             self._resigning = item.to
         elif isinstance(item, _Closed):
             node.handle_closed()
+        elif isinstance(item, _Renew):
+            assert self._engine is not None
+            self._engine.renew(item.context)
         elif not isinstance(item, _End):
             if isinstance(item, StreamInfo):
                 self._engine_at = now

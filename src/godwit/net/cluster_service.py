@@ -465,7 +465,11 @@ class ClusterService:
         return found
 
     def try_reload(self, load: Callable[[], Configuration]) -> None:
-        """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
+        """Load the configuration again. An invalid one changes nothing, and is reported as a warning line.
+
+        The certificates of the cluster are read again, too; the rest of its section needs a restart.
+        """
+        self._renew_certificates()
         if self.service is not None:
             self.service.try_reload(load)
             self.configuration = self.service.configuration
@@ -481,6 +485,8 @@ class ClusterService:
             return
         former = self.configuration
         configuration = self._reload_security(configuration)
+        if configuration.cluster != former.cluster:
+            self._notices.write("warning", "other settings of the cluster need a restart of the broker", {})
         if configuration.metrics != former.metrics:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         self.configuration = replace(
@@ -489,6 +495,23 @@ class ClusterService:
         self._archive.run(self.configuration, self.addresses)
         self._notices.write("reloaded", "the configuration was read again", {})
         self.on_reload()
+
+    def _renew_certificates(self) -> None:
+        """Read the certificates of the cluster again, for new connections. Refuse them if they are not usable."""
+        section = self.configuration.cluster
+        assert section is not None
+        try:
+            tls = engine_tls(section)
+            if tls is None:
+                return
+            context = tls.renewed_context()
+        except GodwitError as error:
+            self._notices.write("warning", f"the certificates of the cluster stay as they were: {error}", {})
+            return
+        self._member.renew(context)
+        if self._engine_server is not None:
+            self._engine_server.renew(context)
+        self._notices.write("cluster", "the certificates of the cluster were read again", {"node": section.node})
 
     def _reload_security(self, configuration: Configuration) -> Configuration:
         """Use the files of another configuration. Return it, with the former section if they are not usable."""

@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import shutil
+import signal
+import ssl
 import sys
 import time
 import urllib.error
@@ -34,9 +36,14 @@ from godwit.server.cluster_configuration import ClusterSection, EngineRunSection
 
 PROGRAM: Final = "nats-server"
 WATCHED: Final = (
-    "sh", "-c", 'trap "" INT; exec 3<&0; "$@" 3<&- & p=$!; { cat <&3 >/dev/null; kill $p; } & wait $p', "sh",
+    "sh", "-c",
+    'trap "" INT; exec 3<&0; "$@" 3<&- & p=$!; trap "kill -HUP $p" HUP; { cat <&3 >/dev/null; kill $p; } & '
+    "while :; do wait $p; c=$?; [ $c -eq 129 ] && kill -0 $p 2>/dev/null || exit $c; done", "sh",
 )  # fmt: skip
-"""Runs a program until it ends, or until standard input is closed. Ctrl-C in a terminal does not end it."""
+"""Runs a program until it ends, or until standard input is closed. Ctrl-C in a terminal does not end it.
+
+SIGHUP is passed on. It interrupts `wait`, which then has the code 129.
+"""
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 STEADY_S: Final = 30.0
@@ -128,7 +135,9 @@ class EngineServer:
         self._file = folder / "server.conf"
         self._command = [*WATCHED, find_program(section.run.program), "-c", str(self._file)]
         self._health_url = f"{section.monitors[section.run.number - 1].rstrip('/')}/healthz"
-        self._tls = engine_tls(section)
+        tls = engine_tls(section)
+        self._context = None if tls is None else tls.context()
+        self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,16 +154,19 @@ class EngineServer:
     def find_problem(self) -> str:
         """Return why the server has no copy of the records that is up to date; empty if it has. Call it in a thread."""
         try:
-            context = None if self._tls is None else self._tls.context()  # made anew: certificates are renewed
-            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S, context=context):
+            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S, context=self._context):
                 return ""
         except urllib.error.HTTPError as error:
             with error:
                 return f"is not up to date ({_reason_of(error)})"
         except (OSError, HTTPException) as error:
             return f"does not answer ({error})"
-        except ConfigurationError as error:
-            return f"cannot be asked ({error})"
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Let the server read its certificates again, and use this context to ask for its health."""
+        self._context = context
+        if self._process is not None and self._process.returncode is None:  # else it reads them when it starts
+            self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """End the server: ask it to end, and kill it after a while. May be repeated."""
@@ -181,9 +193,11 @@ class EngineServer:
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
         )
+        self._process = process
         try:
             await process.wait()
         finally:
+            self._process = None
             await _end(process)
         return f"the server of the engine ended with exit code {process.returncode}"
 

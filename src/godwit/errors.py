@@ -340,7 +340,7 @@ class NoResponderError(RequestError):
 
 
 class NoReplyError(RequestError, TimeoutError):
-    """No reply to a request arrived in time, although a client was subscribed to its topic."""
+    """No reply to a request arrived in time; the text has the reason."""
 
 
 class RequestFailedError(RequestError):

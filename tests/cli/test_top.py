@@ -122,6 +122,7 @@ def test_problems_come_first() -> None:
     publication(
         figures, 25, messages__dropped=10, network__dropped__packet__checksum=20, logins__refused=10, log__writable=0,
         cluster__node__two__state="away", cluster__node__one__state="active",
+        cluster__node__two__problem="its disk is full", cluster__node__one__problem="its server does not answer",
         log__disk__free_bytes=5, log__disk__size_bytes=100, subscriptions__behind__connected=2,
         subscriptions__lag__connected=1234,
     )  # fmt: skip
@@ -131,7 +132,8 @@ def test_problems_come_first() -> None:
     assert "logins are refused: 1.0/s" in problems
     assert "packets are dropped: 2.0/s" in problems
     assert "nodes of the cluster are away: two" in problems
-    assert len(problems) == 7
+    assert "the node one is not ready: its server does not answer" in problems
+    assert len(problems) == 8
     assert "1 of 2 nodes" in describe_state(reading(1.0, 1), figures)[0]
     text = shown(reading(1.0, 1), figures, banner="away since 12:00")
     assert text.index("away since") < text.index(problems[0]) < text.index("2 clients") < text.index("192.0.2.7")

@@ -31,7 +31,7 @@ from godwit.cluster.engine import (
 from godwit.cluster.members import MAX_MEMBERS
 from godwit.cluster.node import PAUSE_S, ClusterNode
 from godwit.cluster.records import APPEND, CLAIM, Claim, Resign, checksum_of, encode_body, encode_parts
-from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig
+from godwit.cluster.values import Heartbeat, LogIdentity, Member, NodeConfig, decode_beat
 from godwit.store.block import encode_blocks
 from godwit.store.replica import FIRST_STORED_FORMAT, FORMAT, AppendStep, Place
 
@@ -186,6 +186,20 @@ def test_a_standby_does_not_claim_if_a_member_has_read_more() -> None:
     assert driver.texts == [
         "standby: this node does not become active: b has read up to position 3, and the replicated log ends at 0"
     ]
+    assert driver.node.claim_problem == "b has read up to position 3, and the replicated log ends at 0"
+    driver.wait(6.0, StreamInfo(1, 0))  # b is absent
+    assert driver.appends()
+    assert driver.node.claim_problem == ""
+
+
+def test_a_heartbeat_has_the_problem_that_the_caller_has_found() -> None:
+    driver = Driver()
+    assert driver.node.heartbeat().problem == ""
+    driver.node.problem = "its disk is full" * 100
+    heartbeat = driver.node.heartbeat()
+    assert heartbeat.problem == driver.node.problem[:256]
+    found = decode_beat(msgspec.msgpack.encode(heartbeat))
+    assert found == heartbeat
 
 
 def test_of_two_claims_the_first_one_counts() -> None:
@@ -443,8 +457,10 @@ def test_a_member_that_has_not_verified_its_folder_is_not_compared() -> None:
     place = Place(1, 1, 1, checksum_of(claim), b"writer-b")
     late = Driver("b", place)
     assert not late.node.heartbeat().is_verified
+    assert late.node.claim_problem == "it has not found the last record of its file in the replicated log yet"
     late.feed(RecordFound(1, claim))
     assert late.node.heartbeat().is_verified
+    assert late.node.claim_problem == ""
     assert late.node.heartbeat().log_id == LOG_ID
 
 
@@ -464,8 +480,10 @@ def test_a_folder_whose_last_record_is_deleted_is_proven_by_the_next_one() -> No
     driver.wait(4.0, StreamInfo(2, 2))
     assert driver.appends() == []  # all records are void for the folder of another cluster
     assert not driver.node.heartbeat().is_verified
+    assert "was deleted from the replicated log, and it waits for a later one" in driver.node.claim_problem
     driver.feed(RecordFound(3, append_behind(claim, 1, 2)))
     assert driver.node.heartbeat().is_verified
+    assert driver.node.claim_problem == ""
     driver.wait(4.0, StreamInfo(2, 3))
     assert driver.appends()
 

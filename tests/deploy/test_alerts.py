@@ -38,6 +38,11 @@ ALL, NONE, GONE = "1x30", "0x30", "1x5 _x25"
             {UP: ("1x5 0x25",) * 3, ACTIVE: (GONE, "0x5 _x25", "0x5 _x25"), ENGINE: (GONE, GONE, GONE)},
             {"GodwitClusterDown": 1, "GodwitClusterNodeDown": 3},
         ),
+        # The server of the engine beside the active node is down.
+        (
+            {UP: (ALL, ALL, ALL), ACTIVE: (ALL, NONE, NONE), "godwit_cluster_ready": ("1x5 0x25", ALL, ALL)},
+            {"GodwitClusterNodeNotReady": 1},
+        ),
         # One node that was away for longer than the others is counted once, not by each of them.
         (
             {UP: (ALL, ALL, ALL), ACTIVE: (ALL, NONE, NONE), "godwit_cluster_nodes_away": (ALL, ALL, ALL)},
@@ -48,7 +53,7 @@ ALL, NONE, GONE = "1x30", "0x30", "1x5 _x25"
             {"GodwitClusterUnstable": 1},
         ),
     ],
-    ids=["healthy", "takeover", "no engine", "all down", "away", "unstable"],
+    ids=["healthy", "takeover", "no engine", "all down", "not ready", "away", "unstable"],
 )
 def test_alerts_of_a_cluster(tmp_path: Path, given: dict[str, tuple[str, str, str]], firing: dict[str, int]) -> None:
     series = []

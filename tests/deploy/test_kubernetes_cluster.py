@@ -108,7 +108,7 @@ def test_services_and_rules_fit_to_the_pods() -> None:
     assert STATE["podManagementPolicy"] == "Parallel"  # one alone is never ready
     assert headless["selector"] == labels
     assert active["selector"] == {**labels, "godwit-role": "active"}
-    assert not active.get("publishNotReadyAddresses")
+    assert active["publishNotReadyAddresses"]  # it serves clients also while its server of the engine is down
     for port in [*headless["ports"], *active["ports"]]:
         assert PORTS[port["targetPort"]] == (port["port"], port["protocol"])
     budget = RESOURCES["PodDisruptionBudget", NAME]["spec"]
@@ -177,9 +177,9 @@ class Api(ThreadingHTTPServer):
         self.is_down = False
         self.patches: list[tuple[str, str | None, str | None, Any]] = []
 
-    @property
-    def labels(self) -> list[str]:
-        return [body["metadata"]["labels"]["godwit-role"] for _, _, _, body in self.patches]
+    def labels(self, pod: str = PODS[1]) -> list[str]:
+        found = [body for path, _, _, body in self.patches if path == f"/api/v1/namespaces/plant/pods/{pod}"]
+        return [body["metadata"]["labels"]["godwit-role"] for body in found]
 
 
 class SmallHandler(BaseHTTPRequestHandler):
@@ -193,8 +193,8 @@ class SmallHandler(BaseHTTPRequestHandler):
     def do_PATCH(self) -> None:
         assert isinstance(self.server, Api)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.is_down:
-            self._reply(500)
+        if self.server.is_down or self.path.endswith(PODS[2]):  # the last pod does not exist
+            self._reply(500 if self.server.is_down else 404)
             return
         self.server.patches.append((self.path, self.headers["Authorization"], self.headers["Content-Type"], body))
         self._reply(200)
@@ -241,9 +241,10 @@ def label_of(pod: str, folder: Path) -> Iterator[tuple[NodeServer, Api, subproce
 
 def test_the_label_follows_the_node(tmp_path: Path) -> None:
     with label_of(PODS[1], tmp_path) as (node, api, process):
-        wait_until(lambda: api.labels == ["standby"])
+        wait_until(lambda: api.labels() == ["standby"])
         path, authorization, content_type, _ = api.patches[0]
         assert path == f"/api/v1/namespaces/plant/pods/{PODS[1]}"
+        assert not api.labels(PODS[0])
         assert (authorization, content_type) == ("Bearer token-of-the-pod", "application/merge-patch+json")
         api.is_down = True
         (tmp_path / "token").write_text("renewed")
@@ -252,10 +253,12 @@ def test_the_label_follows_the_node(tmp_path: Path) -> None:
         assert process.stdout.readline() == "this pod is standby\n"
         assert "the label could not be set to active, which is tried again" in process.stdout.readline()
         api.is_down = False
-        wait_until(lambda: api.labels[-1] == "active")
+        assert process.stdout.readline() == "this pod is active\n"
+        assert api.labels() == ["standby", "active"]
+        assert api.labels(PODS[0]) == ["standby"]  # that of the former active node, whose machine may be lost
         assert api.patches[-1][1] == "Bearer renewed"
         node.is_active = False
-        wait_until(lambda: api.labels[-1] == "standby")
+        wait_until(lambda: api.labels()[-1] == "standby")
         process.terminate()
         assert process.wait(PATIENCE_S) == 0  # a process with the id 1 must handle the signal itself
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ class NodeProcess:
             if line["kind"] == "cluster" and line.get("state") not in (None, "active"):
                 return False
         return False
+
+    @property
+    def engine_process(self) -> int:
+        """The process of the server of the engine that it runs."""
+        configuration = str(self.data / "engine" / "server.conf")
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                program, *arguments = path.read_bytes().decode(errors="replace").split("\0")
+                if "nats-server" in program and configuration in arguments:
+                    return int(path.parent.name)
+        raise AssertionError(f"the node {self.name} runs no server of the engine")
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -286,6 +286,28 @@ def test_a_stream_that_is_deleted_while_the_nodes_run(cluster: Cluster, servers:
         assert set(confirmed) <= set(stored(node))
 
 
+def test_nodes_whose_last_record_was_purged_report_that_they_cannot_claim(tmp_path: Path) -> None:
+    """Nothing proves that the empty stream continues their files, and no node is active that would write to it."""
+    text = "not ready: the last record of its file was deleted from the replicated log"
+    with running(tmp_path) as (servers, cluster):
+        asyncio.run(publish(cluster.address, "a", 20, 10))
+        wait_for_equal(cluster)
+        for node in cluster.nodes:
+            node.kill()
+        name = servers.settings().stream
+        with_stream(servers, lambda stream: stream.purge_stream(name))
+        cluster.start()
+        for node in cluster.nodes:
+            wait_until(lambda: has_reported(node, text), cluster.describe)  # noqa: B023
+            endpoint = address_of(next(line["url"] for line in reversed(node.lines) if line["kind"] == "metrics"))
+            reply = get(endpoint, "/readyz")
+            assert (reply.status, text in reply.body.decode()) == (503, True), reply
+        config = cluster.nodes[0].file
+        assert run_godwit("cluster", "status", "--config", config).stdout.count(text) == 3
+        done = run_godwit("cluster", "check", "--config", config)
+        assert (done.returncode, done.stdout.count(text)) == (1, 3), done
+
+
 def test_a_stream_that_is_made_anew_while_clients_publish(cluster: Cluster, servers: NatsServers) -> None:
     cluster.start()
     cluster.wait_for_active()
@@ -430,7 +452,7 @@ def test_the_disk_of_a_standby_is_full(tmp_path: Path) -> None:
         confirmed += asyncio.run(publish(cluster.address, "b", 200, 40 * KIB))
         wait_until(lambda: has_reported(small, "it cannot store records, which is tried again", "full"))
         endpoint = address_of(next(line["url"] for line in small.lines if line["kind"] == "metrics"))
-        wait_until(lambda: b"that cannot store records" in get(endpoint, "/readyz").body)
+        wait_until(lambda: b"it cannot store records" in get(endpoint, "/readyz").body)
         wait_until(lambda: samples(get(endpoint, "/metrics").body)["godwit_log_writable"] == 0)
         assert get(endpoint, "/healthz").status == 200
         ballast.unlink()

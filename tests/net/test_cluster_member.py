@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ class MemoryEngine:
         """Do nothing."""
 
     def close(self) -> None:
+        """Do nothing."""
+
+    def renew(self, context: ssl.SSLContext) -> None:
         """Do nothing."""
 
     def send(self, requests: Sequence[EngineRequest]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -95,17 +97,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_a_standby_is_ready_if_it_could_take_over(member: ClusterMember, now: float) -> None:
     name = "the node n1 of the cluster test is a standby"
+    bad = f"{name}, and not ready:"
     for status, is_good, text in (
         (standby(now), True, f"{name}, and 0 records behind"),
         (standby(now - 5.0), True, f"{name}, and 0 records behind"),
-        (standby(now - 5.5), False, f"{name} whose engine has not answered for 6 s"),
-        (MemberStatus(), False, f"{name} that has not reached the engine of the cluster yet"),
+        (standby(now - 5.5), False, f"{bad} the engine has not answered for 6 s"),
+        (MemberStatus(), False, f"{bad} it has not reached the engine of the cluster yet"),
         (standby(now, claiming_since=now - 5.0), True, f"{name}, and 0 records behind"),
-        (standby(now, claiming_since=now - 9.0), False, f"{name} whose engine has not stored its claim for 9 s"),
+        (standby(now, claiming_since=now - 9.0), False, f"{bad} the engine has not stored its claim for 9 s"),
         (standby(now, behind=FAR_BEHIND_RECORDS), True, f"{name}, and 1,000 records behind"),
-        (standby(now, behind=2345), False, f"{name} that is 2,345 records behind, more than 1,000"),
-        (standby(now, position=6500), False, f"{name} that is 1,500 records behind, more than 1,000"),
-        (standby(now, storage_problem="no room"), False, f"{name} that cannot store records: no room"),
+        (standby(now, behind=2345), False, f"{bad} it is 2,345 records behind, more than 1,000"),
+        (standby(now, position=6500), False, f"{bad} it is 1,500 records behind, more than 1,000"),
+        (standby(now, storage_problem="no room"), False, f"{bad} it cannot store records: no room"),
+        (standby(now, claim_problem="n2 has read more"), False, f"{bad} n2 has read more"),
     ):
         member.status = status
         report = report_of(member)
@@ -114,30 +118,42 @@ def test_a_standby_is_ready_if_it_could_take_over(member: ClusterMember, now: fl
         assert not report.activity().is_good
     member.status = standby(now)
     assert readiness(report_of(member, engine_problem="")).is_good
-    text = f"{name} whose server of the engine does not answer"
+    text = f"{bad} its server of the engine does not answer"
     assert readiness(report_of(member, engine_problem="does not answer")) == (False, text)
 
 
 def test_the_active_node_is_ready_while_it_serves_clients(member: ClusterMember, now: float) -> None:
     member.status = standby(now, state="active")
     name = "the node n1 of the cluster test"
-    serving = report_of(member, is_serving=True, engine_problem="does not answer")  # another server is used
+    serving = report_of(member, is_serving=True, engine_problem="")
     assert readiness(serving) == (True, f"{name} is active and serves clients")
     assert serving.activity() == (True, f"{name} is active")
     opening = report_of(member)
     for found in (readiness(opening), opening.activity()):
-        assert found == (False, f"{name} does not serve clients yet, or no longer")
+        assert not found.is_good
+        assert "does not serve clients yet, or no longer" in found.text
     serving.is_ending = True
-    assert readiness(serving) == (False, f"{name} is being stopped")
+    assert readiness(serving) == (False, f"{name} is active, and not ready: it is being stopped")
     assert not serving.activity().is_good
     assert serving.health().is_good
+
+
+def test_the_active_node_is_not_ready_without_its_server_of_the_engine(member: ClusterMember, now: float) -> None:
+    """It serves clients with another server. The next node must not be stopped, or most servers would be lost."""
+    member.status = standby(now, state="active")
+    report = report_of(member, is_serving=True, engine_problem="does not answer")
+    name = "the node n1 of the cluster test is active"
+    assert readiness(report) == (False, f"{name}, and not ready: its server of the engine does not answer")
+    assert report.activity() == (True, name)
+    assert report.health().is_good
 
 
 @pytest.mark.parametrize("state", ["withdrawn", "deposed"])
 def test_a_node_that_lost_its_role_is_not_ready(member: ClusterMember, now: float, state: str) -> None:
     member.status = standby(now, state=state, reason="the engine does not answer", active_name="n2")
     report = report_of(member, is_serving=True)  # its broker is still being closed
-    assert readiness(report) == (False, f"the node n1 of the cluster test is {state}: the engine does not answer")
+    text = f"the node n1 of the cluster test is {state}, and not ready: the engine does not answer"
+    assert readiness(report) == (False, text)
     assert report.activity() == (False, f"the node n1 of the cluster test is {state}: the node n2 is active")
     assert report.health() == (True, f"the node n1 of the cluster test works, and is {state}")
 
@@ -262,7 +278,7 @@ def test_a_withdrawn_node_is_not_ready_and_returns(tmp_path: Path, monkeypatch: 
                 await wait_for(node, "/activez", 503)
                 reply = await wait_for(node, "/readyz", 503)
                 assert b"the node n1 of the cluster test " in reply.body
-                while b"is withdrawn: the engine has not stored or answered anything" not in reply.body:
+                while b"is withdrawn, and not ready: the engine has not stored or answered anything" not in reply.body:
                     reply = await fetch(node, "/readyz")
                 assert reply.body.count(b"\n") == 1
                 assert (await fetch(node, "/healthz")).status == 200
@@ -271,6 +287,46 @@ def test_a_withdrawn_node_is_not_ready_and_returns(tmp_path: Path, monkeypatch: 
                 engines[0].is_silent = False
                 await wait_for(node, "/activez", 200)
                 assert node.metrics_url == url
+
+    asyncio.run(main())
+
+
+def test_a_node_that_is_not_ready_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an event line, in its heartbeats and figures, and in its metrics."""
+    monkeypatch.setattr(cluster_service, "CHECK_S", 0.02)
+    monkeypatch.setattr(cluster_service, "NOT_READY_S", 0.2)
+    text = "node n1 is not ready: its server of the engine does not answer"
+
+    async def main() -> None:
+        notices = Notices()
+        server = SickServer("")
+
+        def lines() -> list[str]:
+            return [text for text in notices.texts("cluster") if "ready" in text]
+
+        with engine_in_memory(monkeypatch):
+            async with asyncio.timeout(120.0), ClusterService(node_configuration(tmp_path), notices=notices) as node:
+
+                def problem() -> str:
+                    return node.status.members[0].problem
+
+                await wait_for(node, "/activez", 200)
+                node._report._engine_server = server
+                while problem():
+                    await asyncio.sleep(0.01)
+                former = lines()  # of its start on a busy machine, if any
+                server.problem = "does not answer"
+                while len(lines()) == len(former):
+                    await asyncio.sleep(0.01)
+                while not problem():
+                    await asyncio.sleep(0.01)
+                assert problem() == "its server of the engine does not answer"
+                assert node.figures()["cluster/node/n1/problem"] == problem()
+                assert samples((await fetch(node, "/metrics")).body)["godwit_cluster_ready"] == 0
+                server.problem = ""
+                while len(lines()) == len(former) + 1:
+                    await asyncio.sleep(0.01)
+                assert lines()[len(former) :] == [text, "node n1 is ready again"]
 
     asyncio.run(main())
 
@@ -293,7 +349,7 @@ def test_a_node_that_is_being_stopped_answers_until_its_end(tmp_path: Path, monk
                 monkeypatch.setattr(node, "_close_service", close)
                 endpoint = address_of(node.metrics_url)
         assert [reply.status for reply in replies] == [200, 503, 503, 200]
-        assert replies[1].body == b"the node n1 of the cluster test is being stopped\n"
+        assert replies[1].body == b"the node n1 of the cluster test is active, and not ready: it is being stopped\n"
         with pytest.raises(ConnectionRefusedError):
             get(endpoint, "/healthz")
 
@@ -440,6 +496,40 @@ def test_all_nodes_report_and_a_takeover_keeps_the_endpoint_open(tmp_path: Path)
     finally:
         cluster.stop()
         servers.stop()
+
+
+@needs_nats
+def test_an_active_node_without_its_server_of_the_engine_is_not_ready(tmp_path: Path) -> None:
+    """It serves clients with another server, so it is active. Its operator sees that the next node must not stop."""
+    cluster = Cluster(tmp_path, None, more='[metrics]\nlisten = "127.0.0.1:0"\n')
+    stopped: list[int] = []
+    try:
+        cluster.start()
+        cluster.wait_for_active()
+        for node in cluster.nodes:
+            wait_until(lambda: any(line["kind"] == "metrics" for line in node.lines))  # noqa: B023
+            wait_until(lambda: ask(node, "/readyz").status == 200, lambda: ask(node, "/readyz"))  # noqa: B023
+        node = cluster.nodes[1]
+        stopped.append(node.engine_process)
+        os.kill(stopped[0], signal.SIGSTOP)
+        wait_until(lambda: hand_over(node), cluster.describe)
+        reply = ask(node, "/readyz")
+        assert reply.status == 503
+        assert b"its server of the engine does not answer" in reply.body
+        wait_until(lambda: figures(node)["godwit_cluster_ready"] == 0)
+        config = cluster.nodes[0].file
+        text = f"{node.name} is not ready: its server of the engine does not answer"
+        wait_until(lambda: text in run_godwit("cluster", "status", "--config", config).stdout)
+        done = run_godwit("cluster", "check", "--config", config)
+        assert (done.returncode, "not ready: its server of the engine" in done.stdout) == (1, True), done
+        wait_until(lambda: any(text in line["text"] for line in node.lines), cluster.describe)
+        os.kill(stopped.pop(), signal.SIGCONT)
+        wait_until(lambda: ask(node, "/readyz").status == 200, lambda: ask(node, "/readyz"))
+        wait_until(lambda: any(f"{node.name} is ready again" in line["text"] for line in node.lines), cluster.describe)
+    finally:
+        for number in stopped:
+            os.kill(number, signal.SIGCONT)
+        cluster.stop()
 
 
 @needs_nats

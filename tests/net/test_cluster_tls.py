@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
 import ssl
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import urlparse
 
+import msgspec
 import pytest
 from nats.aio.client import Srv
 from tests.metrics.http_client import address_of, get
@@ -97,6 +100,25 @@ def test_a_certificate_for_another_purpose(certificates: Certificates) -> None:
     broker = certificates.store("broker", issue_for_broker(certificates.authority, [HOST]))
     with pytest.raises(ConfigurationError, match="is not for clients: a node needs one for clients and servers"):
         broker.check()
+
+
+def test_renewed_files_are_tried(certificates: Certificates, others: Certificates) -> None:
+    """With `[cluster.run]` the other nodes must accept the certificate, as one of a server and of a client."""
+
+    def renewed(tls: EngineTls, **changes: object) -> EngineTls:
+        return msgspec.structs.replace(tls, is_server=True, hosts=(HOST, "localhost"), **changes)
+
+    good = certificates.store("both", issue_for_node(certificates.authority, [HOST, "localhost"], 10))
+    assert renewed(good).renewed_context().cert_store_stats()["x509_ca"] == 1
+    foreign = others.store("both", issue_for_node(others.authority, [HOST, "localhost"], 10))
+    for tls, text in (
+        (renewed(certificates.issue("out-of-date", HOST, -1)), "has expired at"),
+        (renewed(certificates.good), "other nodes would refuse the certificate .*good.crt: Hostname mismatch"),
+        (renewed(foreign, ca=certificates.ca), "other nodes would refuse the certificate .*both.crt: "),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            tls.renewed_context()
+    foreign.renewed_context()  # without a server here it may be of another authority than theirs
 
 
 def test_an_expired_certificate_of_a_node_is_waited_for(certificates: Certificates) -> None:
@@ -329,6 +351,73 @@ def test_a_cluster_with_tls(certificates: Certificates, others: Certificates, tm
         wrong = EngineTls(ca=others.ca, certificate=certificates.good.certificate, key=certificates.good.key)
         config.write_text(text.replace(lines(certificates.good), lines(wrong)))
         assert "of an unknown authority" in godwit_command("cluster", "status", "--config", config, code=1)
+    finally:
+        cluster.stop()
+
+
+@needs_server
+def test_certificates_are_renewed_while_the_nodes_run(
+    certificates: Certificates, others: Certificates, tmp_path: Path
+) -> None:
+    """A file that is not good changes nothing. Good ones are used by the node and its server, without a restart.
+
+    The authority is replaced, too, so each connection that is made at the end proves that both sides use the new files.
+    """
+    ca = tmp_path / "authorities.crt"
+    shutil.copy(certificates.ca, ca)
+
+    def issue(authority: Identity, number: int) -> EngineTls:
+        certificate, key = write_identity(tmp_path, f"node{number}", issue_for_node(authority, [HOST], 10))
+        return EngineTls(ca=ca, certificate=certificate, key=key)
+
+    former = [issue(certificates.authority, number) for number in range(3)]
+    cluster = Cluster(tmp_path, None, has_tls=True)
+    for node, tls in zip(cluster.nodes, former, strict=True):
+        text = node.file.read_text().replace("[cluster.run]", lines(tls) + "[cluster.run]")
+        node.file.write_text(text + '[metrics]\nlisten = "127.0.0.1:0"\n')
+
+    def monitor_of(node: NodeProcess) -> tuple[str, int]:
+        section = tomllib.loads(node.file.read_text())["cluster"]
+        return HOST, int(section["monitors"][section["run"]["number"] - 1].rpartition(":")[2])
+
+    def reload(node: NodeProcess, text: str) -> None:
+        count = sum(text in line["text"] for line in node.lines)
+        node.send(signal.SIGHUP)
+        wait_until(lambda: sum(text in line["text"] for line in node.lines) > count, cluster.describe)
+
+    def are_ready() -> bool:
+        urls = [[line["url"] for line in node.lines if line["kind"] == "metrics"][-1] for node in cluster.nodes]
+        return all(get(address_of(url), "/readyz").status == 200 for url in urls)
+
+    try:
+        cluster.start()
+        cluster.wait_for_active()
+        wait_until(are_ready, cluster.describe)
+        shown = [ssl.get_server_certificate(monitor_of(node)) for node in cluster.nodes]
+        assert former[0].certificate is not None
+        good = former[0].certificate.read_text()
+        issue(others.authority, 0)
+        reload(cluster.nodes[0], "the certificates of the cluster stay as they were: other nodes would refuse")
+        assert ssl.get_server_certificate(monitor_of(cluster.nodes[0])) == shown[0] == good
+        ca.write_bytes(certificates.ca.read_bytes() + others.ca.read_bytes())
+        for node in cluster.nodes:
+            reload(node, "the certificates of the cluster were read again")
+        for number, node in enumerate(cluster.nodes):
+            issue(others.authority, number)
+            reload(node, "the certificates of the cluster were read again")
+            wait_until(lambda: ssl.get_server_certificate(monitor_of(node)) != shown[number])  # noqa: B023
+        shutil.copy(others.ca, ca)
+        for node in cluster.nodes:
+            reload(node, "the certificates of the cluster were read again")
+        assert not any("it is started again" in line["text"] for node in cluster.nodes for line in node.lines)
+        wait_until(are_ready, cluster.describe)
+
+        # New connections, of clients and between servers: one server after the other is killed, and comes back.
+        for node in cluster.nodes:
+            os.kill(node.engine_process, signal.SIGKILL)
+            wait_until(lambda: any("it is started again" in line["text"] for line in node.lines))  # noqa: B023
+            wait_until(are_ready, cluster.describe)
+        asyncio.run(publish(cluster.address, b"1"))
     finally:
         cluster.stop()
 

@@ -47,8 +47,13 @@ def status(config: ConfigOption, as_json: JsonOption = False) -> None:
     report = cluster_status(section)
     if as_json:
         show_objects([msgspec.to_builtins(report)])
-    else:
-        _show(report)
+        return
+    _show(report)
+    for node in report.nodes:
+        if node.problem and node.state != "stopped":
+            typer.echo(f"{safe(node.node)} is not ready: {safe(node.problem)}")
+        elif node.reason and node.state not in ("active", "standby"):
+            typer.echo(f"{safe(node.node)}: {safe(node.reason)}")
 
 
 @app.command("handover", epilog="Example: godwit cluster handover node-2 --config broker.toml")
@@ -178,6 +183,3 @@ def _show(report: ClusterReport) -> None:
     ]
     if rows:
         show_table(columns, rows)
-    for node in report.nodes:
-        if node.reason and node.state not in ("active", "standby"):
-            typer.echo(f"{safe(node.node)}: {safe(node.reason)}")

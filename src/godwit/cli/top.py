@@ -43,6 +43,7 @@ SYS: Final = "$sys/"
 UPTIME: Final = "uptime_s"
 NODE: Final = "cluster/node/"
 STATE: Final = "/state"
+PROBLEM: Final = "/problem"
 AWAY: Final = "away"
 MAX_NODES: Final = 100
 DISK_FREE_SHARE: Final = 0.1
@@ -72,17 +73,20 @@ class SysFigures:
         self._before: dict[str, float] = {}
         self.node_states: dict[str, str] = {}
         """The states of the nodes of a cluster, by name."""
+        self.node_problems: dict[str, str] = {}
+        """Why nodes could not do their part, by name; empty for a node that could."""
 
     def add(self, name: str, payload: bytes) -> None:
-        """Add a figure; other texts than states of nodes are ignored.
+        """Add a figure; other texts than states and problems of nodes are ignored.
 
         `uptime_s` is the first one of each publication of the broker.
         """
-        if name.startswith(NODE) and name.endswith(STATE):
-            node = name[len(NODE) : -len(STATE)]
-            if node in self.node_states or len(self.node_states) < MAX_NODES:
-                self.node_states[node] = payload[:100].decode("utf-8", "replace")
-            return
+        for suffix, texts in ((STATE, self.node_states), (PROBLEM, self.node_problems)):
+            if name.startswith(NODE) and name.endswith(suffix):
+                node = name[len(NODE) : -len(suffix)]
+                if node in texts or len(texts) < MAX_NODES:
+                    texts[node] = payload[:256].decode("utf-8", "replace")
+                return
         try:
             figure = float(payload)
         except ValueError:
@@ -213,6 +217,9 @@ def find_problems(figures: SysFigures) -> list[str]:
         found.append(f"the disk of the log is nearly full: {size(round(free))} of {size(round(total))} are free")
     if away := sorted(safe(name) for name, state in figures.node_states.items() if state == AWAY):
         found.append(f"nodes of the cluster are away: {', '.join(away)}")
+    for name, problem in sorted(figures.node_problems.items()):
+        if problem and figures.node_states.get(name) != AWAY:
+            found.append(f"the node {safe(name)} is not ready: {safe(problem)}")
     behind = figures.get("subscriptions/behind/connected")
     if behind:
         lag = round(figures.get("subscriptions/lag/connected") or 0)

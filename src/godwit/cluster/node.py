@@ -129,6 +129,8 @@ class ClusterNode:
         self.state: State = "standby"
         self.reason = ""
         """Why it is in this state."""
+        self.problem = ""
+        """Why this node could not do its part, for its heartbeats. The caller sets it: it also knows the machine."""
         self.active_name = self.active_address = ""
         """The node of the last claim that counts, if this run has read it."""
         self._identity = identity
@@ -139,10 +141,9 @@ class ClusterNode:
         self._writer, self._format = place.writer, place.format
         self._applied = place
         self._steps: deque[PlannedStep] = deque()
-        self._steps_bytes = 0
+        self._steps_bytes = self._known_bytes = 0
         self._known: dict[int, bytes] = {}
         """Records by position that are not fed yet."""
-        self._known_bytes = 0
         self._proposals = Proposals(now)
         self._writers: set[bytes] = set()
         """Of claims that this run has sent."""
@@ -154,10 +155,11 @@ class ClusterNode:
         """Whether the engine has the last record of the file, or has deleted just this one."""
         self._is_proven = True
         """Whether that was seen, or a record has continued it since."""
+        self._obstacle = ""
+        """Why this node has not claimed although no broker was active, when the engine last answered."""
         self._is_closed = True
         """Whether this process serves no clients, so that the node may be a standby."""
-        self._is_disk_failing = False
-        self._is_resigning = False
+        self._is_disk_failing = self._is_resigning = False
         self._now = self._due_at = now
         self._read_at: float | None = None
         """When the read under way was sent."""
@@ -227,6 +229,20 @@ class ClusterNode:
     def may_propose(self) -> bool:
         """Whether `propose` may be called."""
         return self.state == "active" and not self._is_resigning
+
+    @property
+    def claim_problem(self) -> str:
+        """Why this node could not claim if it had to; empty if it could, or is not a standby."""
+        if self.state != "standby":
+            return ""
+        if not self._is_verified:
+            return "it has not found the last record of its file in the replicated log yet"
+        if not self._is_proven:
+            return (
+                "the last record of its file was deleted from the replicated log, and it waits for a later one, which "
+                "the active node writes: if none is active, begin a cluster of another name (`godwit cluster begin`)"
+            )
+        return self._obstacle
 
     @property
     def is_closing(self) -> bool:
@@ -399,6 +415,7 @@ class ClusterNode:
             is_verified=self._is_verified and self._is_proven,
             age_s=self._others.age_s(self._now),
             heartbeat_s=self.config.heartbeat_s,
+            problem=self.problem[:256],
         )
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -582,6 +599,7 @@ class ClusterNode:
 
     def _on_info(self, info: StreamInfo, now: float) -> None:
         self._info = info
+        self._obstacle = ""
         if self._check_less(info.last, now):
             return
         if self._is_verified and info.first > self._fold.position + 1 and info.last > self._fold.position:
@@ -670,10 +688,11 @@ class ClusterNode:
             return
         for beat in self._others.present(now):
             if beat.position > info.last:
-                self._remark_once(
-                    f"this node does not become active: {beat.name} has read up to position {beat.position:,}, and the "
-                    f"replicated log ends at {info.last:,}"
+                self._obstacle = (
+                    f"{beat.name} has read up to position {beat.position:,}, and the replicated log ends at "
+                    f"{info.last:,}"
                 )
+                self._remark_once(f"this node does not become active: {self._obstacle}")
                 return
         self._jitter_s = self._draw_jitter()
         identity = self._identity()

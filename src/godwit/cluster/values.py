@@ -66,6 +66,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """How long it runs."""
     heartbeat_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     """Its pause between heartbeats."""
+    problem: Name = ""
+    """Why it could not do its part at present; empty if it could, and from nodes of older versions."""
 
 
 class Member(msgspec.Struct):

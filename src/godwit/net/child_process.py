@@ -13,14 +13,16 @@ from typing import Final
 from godwit.net.loop import completes
 
 _SCRIPT: Final = (
-    'exec 3<&0; after=$1; shift; "$@" 3<&- & p=$!; '
+    'exec 3<&0; after=$1; shift; "$@" 3<&- & p=$!; trap "kill -HUP $p" HUP; '
     "{ cat <&3; kill $p; kill -CONT $p; sleep $after; kill -9 $p; } >/dev/null 2>&1 & "
     '(echo "{\\"kind\\": \\"process\\", \\"pid\\": $p}"); '
-    'wait $p; c=$?; trap "" TERM; kill 0; exit $c'
+    "while :; do wait $p; c=$?; [ $c -eq 129 ] && kill -0 $p 2>/dev/null || break; done; "
+    'trap "" TERM; kill 0; exit $c'
 )
 """The shell that waits for the end of standard input has no other output: it would keep that of the program open. The
 process id is printed in a subshell, which a closed output may end, after the watch has begun. `kill 0` ends the
-processes of the watch and what the program has left in its group."""
+processes of the watch and what the program has left in its group. SIGHUP is passed on to the program. It interrupts
+`wait`, which then has the code 129."""
 
 
 async def start_watched(command: Sequence[str], kill_after_s: float, *, output: int) -> Process:

@@ -73,6 +73,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many records of the replicated log its file lacks."""
     next_offset: int
     reason: str
+    problem: str
+    """Why it could not do its part at present, as its `/readyz` reports; empty if it could."""
 
 
 class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +192,7 @@ def _status(client: EngineClient, section: ClusterSection) -> ClusterReport:
             behind=max(0, info.last - beat.applied),
             next_offset=beat.next_offset,
             reason=beat.reason,
+            problem=beat.problem,
         )
         for _, beat in sorted(beats.items())
     ]
@@ -253,6 +256,8 @@ def _compare_nodes(report: ClusterReport) -> list[str]:
     for node in report.nodes:
         if node.state == "stopped":
             problems.append(f"the node {node.node} is stopped: {node.reason}")
+        elif node.problem or node.state not in ("active", "standby"):
+            problems.append(f"the node {node.node} is {node.state}, and not ready: {node.problem or node.reason}")
         if node.position > report.last:
             problems.append(
                 f"the node {node.node} has read up to position {node.position:,}, and the replicated log ends at "

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import threading
 import time
 from collections import deque
@@ -71,6 +72,7 @@ class Engine(Protocol):
 
     def start(self, timeout_s: float = ...) -> None: ...
     def send(self, requests: Sequence[EngineRequest]) -> None: ...
+    def renew(self, context: ssl.SSLContext) -> None: ...
     def close(self) -> None: ...
 
 
@@ -113,6 +115,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Since when a claim of this standby has not been stored. Servers without a majority answer, and store nothing."""
     storage_problem: str = ""
     """Why the file could not be written last; empty if it could."""
+    claim_problem: str = ""
+    """Why this standby could not claim if it had to; empty if it could."""
     active_name: str = ""
     active_address: str = ""
     members: tuple[Heartbeat, ...] = ()
@@ -170,11 +174,15 @@ class _Closed(NamedTuple):
     """The broker of this node is closed."""
 
 
+class _Renew(NamedTuple):
+    context: ssl.SSLContext
+
+
 class _End(NamedTuple):
     """End the thread."""
 
 
-_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _NewRules | _Resign | _Closed | _End
+_Item: TypeAlias = EngineReport | _QueuedItem | _Detach | _NewRules | _Resign | _Closed | _Renew | _End
 
 
 class ClusterWriter:
@@ -310,6 +318,8 @@ class ClusterMember:
         """The log at the moment at which this node became active."""
         self.handover: str | None = None
         """The node to hand over to, by a command of an operator; empty: any."""
+        self.problem = "it has just started"
+        """Why this node could not do its part, for the other nodes and operators. The event loop sets it."""
         self.failure: GodwitError | None = None
         """Why the thread has ended."""
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
@@ -355,6 +365,10 @@ class ClusterMember:
     def resign(self, to: str) -> None:
         """Hand over to another node; empty: any. The broker of this node must be closed."""
         self.post(_Resign(to))
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use other certificates for new connections to the engine, once it is connected."""
+        self.post(_Renew(context))
 
     def end(self) -> None:
         """End the thread, and close engine and file. Does not wait for it."""
@@ -412,6 +426,7 @@ class ClusterMember:
         except Empty:
             item = None
         now = time.monotonic()
+        node.problem = self.problem
         place = self.store.place
         for _ in range(ITEMS_A_TURN):
             if item is None:
@@ -459,6 +474,9 @@ class ClusterMember:
             self._resigning = item.to
         elif isinstance(item, _Closed):
             node.handle_closed()
+        elif isinstance(item, _Renew):
+            assert self._engine is not None
+            self._engine.renew(item.context)
         elif not isinstance(item, _End):
             if isinstance(item, StreamInfo):
                 self._engine_at = now
@@ -590,6 +608,7 @@ class ClusterMember:
             engine_at=self._engine_at,
             claiming_since=self._claiming_since,
             storage_problem=self._replica.storage_problem,
+            claim_problem=node.claim_problem,
             active_name=node.active_name,
             active_address=node.active_address,
             members=(node.heartbeat(), *present),

@@ -68,13 +68,13 @@ class NodeMetrics:
     def _engine_problem(self, status: MemberStatus) -> str:
         """Return why this node cannot work with the engine; empty if it can."""
         if status.engine_at is None:
-            return "that has not reached the engine of the cluster yet"
+            return "it has not reached the engine of the cluster yet"
         now = time.monotonic()
         limit_s = max(self._section.withdraw_s, MIN_ENGINE_S)
         if now - status.engine_at > limit_s:
-            return f"whose engine has not answered for {now - status.engine_at:.0f} s"
+            return f"the engine has not answered for {now - status.engine_at:.0f} s"
         if status.claiming_since is not None and now - status.claiming_since > limit_s:
-            return f"whose engine has not stored its claim for {now - status.claiming_since:.0f} s"
+            return f"the engine has not stored its claim for {now - status.claiming_since:.0f} s"
         return ""
 
     # -- health -------------------------------------------------------------------------------------------------------
@@ -105,29 +105,37 @@ class NodeMetrics:
         return self._member.status.state == "active" and self._is_serving() and not self.is_ending
 
     async def readiness(self) -> Health:
-        """Return whether this node can do its job: serve clients, or take over soon."""
+        """Return whether this node can do its part: serve clients, or take over soon, and run its server."""
         found = self.health()
-        status = self._member.status
         if not found.is_good:
             return found
-        if self._is_active:
-            return Health(True, f"{self._name} is active and serves clients")
-        if self.is_ending:
-            return Health(False, f"{self._name} is being stopped")
+        problem = await self.find_problem()
+        status = self._member.status
+        text = f"{self._name} is {_with_article(status.state)}"
+        if problem:
+            return Health(False, f"{text}, and not ready: {problem}")
         if status.state == "active":
-            return self.activity()
-        if status.state != "standby":
-            return Health(False, f"{self._name} is {status.state}: {status.reason}")
-        if problem := self._engine_problem(status):
-            return Health(False, f"{self._name} is a standby {problem}")
+            return Health(True, f"{text} and serves clients")
+        return Health(True, f"{text}, and {status.lacking:,} records behind")
+
+    async def find_problem(self) -> str:
+        """Return why this node could not do its part at present; empty if it could."""
+        status = self._member.status
+        if self.is_ending:
+            return "it is being stopped"
+        if status.state not in ("active", "standby"):
+            return status.reason
+        if status.state == "active" and not self._is_serving():
+            return "it does not serve clients yet, or no longer"
+        if problem := self._engine_problem(status) or status.claim_problem:
+            return problem
         if status.storage_problem:
-            return Health(False, f"{self._name} is a standby that cannot store records: {status.storage_problem}")
-        if status.lacking > FAR_BEHIND_RECORDS:
-            text = f"{self._name} is a standby that is {status.lacking:,} records behind, more than "
-            return Health(False, f"{text}{FAR_BEHIND_RECORDS:,}")
+            return f"it cannot store records: {status.storage_problem}"
+        if status.state == "standby" and status.lacking > FAR_BEHIND_RECORDS:
+            return f"it is {status.lacking:,} records behind, more than {FAR_BEHIND_RECORDS:,}"
         if problem := await self._engine_server_problem():
-            return Health(False, f"{self._name} is a standby whose server of the engine {problem}")
-        return Health(True, f"{self._name} is a standby, and {status.lacking:,} records behind")
+            return f"its server of the engine {problem}"
+        return ""
 
     async def _engine_server_problem(self) -> str:
         """Return the problem of the server that this node runs. All requests that come meanwhile share one check."""
@@ -148,6 +156,8 @@ class NodeMetrics:
             metrics.gauge("cluster_state", "1 for the state of this node.", status.state == state, state=state)
         text = "1 if the engine answers this node, and stores its claim if it has one."
         metrics.gauge("cluster_engine_up", text, not self._engine_problem(status))
+        text = "1 if the node could do its part when that was last checked, as `/readyz` reports."
+        metrics.gauge("cluster_ready", text, not self._member.problem)
         text = "Number of the last claim of the log; it grows with each change of the active node."
         metrics.gauge("cluster_epoch", text, status.epoch)
         text = "Position in the replicated log of the last record that this node has read."

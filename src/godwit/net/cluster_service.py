@@ -49,6 +49,10 @@ from godwit.store.retention import RetentionRule
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Address, Event
 
+CHECK_S: Final = 2.0
+"""How often a node finds out whether it could do its part."""
+NOT_READY_S: Final = 10.0
+"""A node that could not do its part for this time reports it."""
 REFRESH_S: Final = 0.5
 """How often a standby looks for the address of the active node."""
 RESIGN_S: Final = 1.0
@@ -183,6 +187,7 @@ class ClusterService:
         self._metrics: MetricsServer | None = None
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._is_ending = False
 
     @property
@@ -254,6 +259,7 @@ class ClusterService:
             announce_metrics(self._notices, configuration.metrics, self._metrics)
         self._member.start()
         self._following = asyncio.get_running_loop().create_task(self._follow())
+        self._checking = asyncio.get_running_loop().create_task(self._check_readiness())
 
     def _open(self, data: Path, section: ClusterSection, new_engine: NewEngine) -> None:
         loop = asyncio.get_running_loop()
@@ -310,6 +316,8 @@ class ClusterService:
             return
         self._is_ending = self._report.is_ending = True
         self._changed.set()
+        if self._checking is not None:
+            self._checking.cancel()
         await asyncio.wait([following])
         if self.service is not None:
             await self._close_service()
@@ -378,6 +386,26 @@ class ClusterService:
         for listener in self._listeners:
             listener.set_text(self._standby_text())
 
+    async def _check_readiness(self) -> None:
+        """Find out again and again whether this node could do its part, for heartbeats and event lines."""
+        ready_at = time.monotonic()
+        is_reported = False
+        while not self.failed.done():
+            self._member.problem = problem = await self._report.find_problem()
+            now = time.monotonic()
+            if not problem:
+                ready_at = now
+            if is_reported if not problem else not is_reported and now >= ready_at + NOT_READY_S:
+                is_reported = not is_reported
+                self._announce_readiness(problem)
+            await asyncio.sleep(CHECK_S)
+
+    def _announce_readiness(self, problem: str) -> None:
+        section = self.configuration.cluster
+        assert section is not None
+        text = f"not ready: {problem}" if problem else "ready again"
+        self._notices.write("cluster", f"node {section.node} is {text}", {"node": section.node, "ready": not problem})
+
     async def _activate(self) -> None:
         sockets = [listener.release() for listener in self._listeners]
         self._listeners = []
@@ -432,11 +460,16 @@ class ClusterService:
             prefix = f"cluster/node/{beat.name}"
             found[f"{prefix}/state"] = AWAY if beat in status.absent else beat.state
             found[f"{prefix}/address"] = beat.address
+            found[f"{prefix}/problem"] = beat.problem
             found[f"{prefix}/behind"] = max(0, status.position - beat.applied)
         return found
 
     def try_reload(self, load: Callable[[], Configuration]) -> None:
-        """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
+        """Load the configuration again. An invalid one changes nothing, and is reported as a warning line.
+
+        The certificates of the cluster are read again, too; the rest of its section needs a restart.
+        """
+        self._renew_certificates()
         if self.service is not None:
             self.service.try_reload(load)
             self.configuration = self.service.configuration
@@ -452,6 +485,8 @@ class ClusterService:
             return
         former = self.configuration
         configuration = self._reload_security(configuration)
+        if configuration.cluster != former.cluster:
+            self._notices.write("warning", "other settings of the cluster need a restart of the broker", {})
         if configuration.metrics != former.metrics:
             self._notices.write("warning", "other settings of metrics need a restart of the broker", {})
         self.configuration = replace(
@@ -460,6 +495,23 @@ class ClusterService:
         self._archive.run(self.configuration, self.addresses)
         self._notices.write("reloaded", "the configuration was read again", {})
         self.on_reload()
+
+    def _renew_certificates(self) -> None:
+        """Read the certificates of the cluster again, for new connections. Refuse them if they are not usable."""
+        section = self.configuration.cluster
+        assert section is not None
+        try:
+            tls = engine_tls(section)
+            if tls is None:
+                return
+            context = tls.renewed_context()
+        except GodwitError as error:
+            self._notices.write("warning", f"the certificates of the cluster stay as they were: {error}", {})
+            return
+        self._member.renew(context)
+        if self._engine_server is not None:
+            self._engine_server.renew(context)
+        self._notices.write("cluster", "the certificates of the cluster were read again", {"node": section.node})
 
     def _reload_security(self, configuration: Configuration) -> Configuration:
         """Use the files of another configuration. Return it, with the former section if they are not usable."""

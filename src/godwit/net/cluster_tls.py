@@ -4,7 +4,9 @@ A node verifies that the certificate of a server is from an authority in `ca` an
 shows its own certificate. The servers of `[cluster.run]` do the same with each other and with nodes. A connection
 without TLS is never used in place of one with it.
 
-The files are read for each start of an engine: a node that waits for its engine finds renewed ones.
+The files are read for each start of an engine: a node that waits for its engine finds renewed ones. A node that runs
+reads them again on SIGHUP. It tries renewed ones with a handshake in memory before it uses them, because a connection
+that is lost afterwards could not be made again. Open connections remain as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import datetime
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.error import URLError
+from urllib.parse import urlsplit
 
 import msgspec
 from cryptography import x509
@@ -54,6 +58,8 @@ class EngineTls(msgspec.Struct, frozen=True, kw_only=True):
     key: Path | None = None
     is_server: bool = False
     """Whether a server of the engine on this machine uses the certificate, too."""
+    hosts: tuple[str, ...] = ()
+    """Of that server, as the other nodes know it."""
 
     def check(self) -> None:
         """Check the files. Raise ConfigurationError if one is missing, unusable, or for another purpose."""
@@ -83,6 +89,30 @@ class EngineTls(msgspec.Struct, frozen=True, kw_only=True):
             context.load_cert_chain(self.certificate, self.key)
         return context
 
+    def renewed_context(self) -> ssl.SSLContext:
+        """Return a context with the files as they are now, after trying them.
+
+        Raises ConfigurationError as `check` does, or if they are out of date, or the other nodes would refuse them.
+        """
+        context = self.context()
+        if expired := self.expired():
+            raise ConfigurationError(expired)
+        if self.is_server and self.ca is not None and self.certificate is not None:
+            server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.ca))
+            server.verify_mode = ssl.CERT_REQUIRED
+            server.load_cert_chain(self.certificate, self.key)
+            for host in self.hosts:
+                try:
+                    _try_handshake(context, server, host)
+                except ssl.SSLCertVerificationError as error:
+                    reason = error.verify_message.rstrip(".")
+                    raise ConfigurationError(
+                        f"other nodes would refuse the certificate {self.certificate}: {reason}"
+                    ) from None
+                except ssl.SSLError as error:
+                    raise ConfigurationError(f"the certificate {self.certificate} cannot be used: {error}") from None
+        return context
+
     def expired(self) -> str:
         """Return a sentence if the certificate of this node has expired, else an empty text."""
         if self.certificate is None or self.key is None:
@@ -97,9 +127,32 @@ def engine_tls(section: ClusterSection) -> EngineTls | None:
     """Return the certificates of a node, checked; None if it uses no TLS. Raise ConfigurationError as `check` does."""
     if not section.has_tls:
         return None
-    tls = EngineTls(ca=section.ca, certificate=section.certificate, key=section.key, is_server=section.run is not None)
+    hosts: list[str] = []
+    if (run := section.run) is not None:
+        places = (each[run.number - 1].rpartition("://")[2] for each in (section.servers, section.monitors, run.routes))
+        hosts = [urlsplit(f"//{place}").hostname or "" for place in places]
+    tls = EngineTls(
+        ca=section.ca,
+        certificate=section.certificate,
+        key=section.key,
+        is_server=section.run is not None,
+        hosts=tuple(dict.fromkeys(hosts)),
+    )
     tls.check()
     return tls
+
+
+def _try_handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
+    """Let both sides verify each other without a socket. Raise ssl.SSLError if one of them refuses."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(3):  # the side that ends first has nothing to do in the last turn
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
 
 
 def tls_problem(error: BaseException) -> TlsProblem | None:

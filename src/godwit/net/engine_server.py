@@ -11,11 +11,13 @@ import json
 import logging
 import os
 import shutil
+import signal
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
-from asyncio.subprocess import DEVNULL
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
@@ -124,7 +126,9 @@ class EngineServer:
         self._file = folder / "server.conf"
         self._command = [find_program(section.run.program), "-c", str(self._file)]
         self._health_url = f"{section.monitors[section.run.number - 1].rstrip('/')}/healthz"
-        self._tls = engine_tls(section)
+        tls = engine_tls(section)
+        self._context = None if tls is None else tls.context()
+        self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,16 +145,19 @@ class EngineServer:
     def find_problem(self) -> str:
         """Return why the server has no copy of the records that is up to date; empty if it has. Call it in a thread."""
         try:
-            context = None if self._tls is None else self._tls.context()  # made anew: certificates are renewed
-            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S, context=context):
+            with urllib.request.urlopen(self._health_url, timeout=HEALTH_S, context=self._context):
                 return ""
         except urllib.error.HTTPError as error:
             with error:
                 return f"is not up to date ({_reason_of(error)})"
         except (OSError, HTTPException) as error:
             return f"does not answer ({error})"
-        except ConfigurationError as error:
-            return f"cannot be asked ({error})"
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Let the server read its certificates again, and use this context to ask for its health."""
+        self._context = context
+        if self._process is not None and self._process.returncode is None:  # else it reads them when it starts
+            self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """End the server: ask it to end, and kill it after a while. May be repeated."""
@@ -175,9 +182,11 @@ class EngineServer:
 
     async def _run_once(self) -> str:
         process = await start_watched(self._command, END_TIMEOUT_S, output=DEVNULL)
+        self._process = process
         try:
             await process.wait()
         finally:
+            self._process = None
             await end_process(process, END_TIMEOUT_S)
         return f"the server of the engine ended with exit code {process.returncode}"
 

@@ -7,6 +7,7 @@ node's thread    report (EngineReport)   <---  event loop of the adapter  <---  
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -50,6 +51,10 @@ class EngineThread(ABC):
         if requests:
             self._loop.call_soon_threadsafe(self._begin, requests)
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use other certificates for new connections. May be called in any thread, once it is started."""
+        self._loop.call_soon_threadsafe(self._use, context)
+
     def close(self) -> None:
         """Close the connections, and end the thread."""
         if self._thread.is_alive():
@@ -67,6 +72,10 @@ class EngineThread(ABC):
     @abstractmethod
     async def _follow(self, after: int) -> None:
         """Report the records behind a position until this is cancelled."""
+
+    @abstractmethod
+    def _use(self, context: ssl.SSLContext) -> None:
+        """Use this context for new connections."""
 
     @abstractmethod
     async def _disconnect(self) -> None:

@@ -335,6 +335,11 @@ class NatsEngine(EngineThread):
         if problem := stream_problem(config, settings):
             raise ConfigurationError(f"the stream {settings.stream} {problem}: correct it with the program `nats`")
 
+    def _use(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        if self._client is not None and self._client.options.get("tls") is not None:
+            self._client.options["tls"] = context  # the library reads it for each connection
+
     async def _disconnect(self) -> None:
         if self._client is not None:
             await self._client.close()

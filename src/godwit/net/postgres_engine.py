@@ -388,6 +388,10 @@ class PostgresEngine(EngineThread):
         )
         return [row[0] for row in rows]
 
+    def _use(self, context: ssl.SSLContext) -> None:
+        for session in (self._writer, self._reader, self._control):
+            session.context = context
+
     async def _disconnect(self) -> None:
         for session in (self._writer, self._reader, self._control):
             await session.close()

@@ -27,7 +27,7 @@ GIVE_UP_S: Final = 120.0
 """A process that sends nothing for this long is stuck."""
 HOST: Final = "127.0.0.1"
 FIXED_PORTS: Final = (12_768, 32_768)
-"""Where ports are chosen for programs that must be given one: below those that the system chooses, and the end."""
+"""Range of the ports for programs that must be given one, below the range that the system chooses from."""
 READY: Final = "ready"
 """The message of a process that has nothing else to send."""
 _PR_SET_PDEATHSIG: Final = 1

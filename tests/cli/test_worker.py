@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import sys
@@ -83,9 +82,12 @@ def test_a_command_does_the_work(address: str) -> None:
         assert worker.out.line().endswith("s, result 3 B")
 
 
-def test_no_part_of_a_job_or_a_request_reaches_a_shell(address: str) -> None:
+def test_no_part_of_a_job_or_a_request_reaches_a_shell(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The payload is the input, names are in the environment, and the arguments are those of --exec, not expanded."""
-    canary = Path(f"canary-{os.getpid()}")
+    monkeypatch.chdir(tmp_path)
+    canary = Path("canary")
     evil = f"x $(touch {canary}); `touch {canary}` | touch {canary} && touch {canary} > {canary} ' \" \\ () {{ :; }}; x"
     code = (
         "import json, os, sys; names = ('KIND', 'CONTROLLER', 'TOPIC', 'PUBLISHER'); "
@@ -95,23 +97,20 @@ def test_no_part_of_a_job_or_a_request_reaches_a_shell(address: str) -> None:
     own = ["$HOME", "`id`", "*", "a b"]
     kind = f"worker/{evil}"
     options = ("--exec", command, "--broker", address)
-    try:
-        with running("worker", "worker-shell", "--kind", kind, *options) as worker:
-            worker.err.until("volunteers")
-            arguments = ("job", "submit", kind, f"! {evil}", "--wait", "-q", "--name", evil, "--broker", address)
-            result = godwit(*arguments)
-            assert result.returncode == 0, result.stderr
-            found = json.loads(result.stdout.partition(b": ")[2])
-            assert found == [own, f"! {evil}", [kind, evil, None, None]]
-        with running("reply", kind, "-q", *options):
-            subscribed(address, kind)
-            result = godwit("request", kind, f"! {evil}", "--name", evil, "--timeout", "60", "--broker", address)
-            assert result.returncode == 0, result.stderr
-            found = json.loads(result.stdout.removesuffix(b"\n").removesuffix(b"\\n"))
-            assert found == [own, f"! {evil}", [None, None, kind, evil]]
-        assert not canary.exists()
-    finally:
-        canary.unlink(missing_ok=True)
+    with running("worker", "worker-shell", "--kind", kind, *options) as worker:
+        worker.err.until("volunteers")
+        arguments = ("job", "submit", kind, f"! {evil}", "--wait", "-q", "--name", evil, "--broker", address)
+        result = godwit(*arguments)
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout.partition(b": ")[2])
+        assert found == [own, f"! {evil}", [kind, evil, None, None]]
+    with running("reply", kind, "-q", *options):
+        subscribed(address, kind)
+        result = godwit("request", kind, f"! {evil}", "--name", evil, "--timeout", "60", "--broker", address)
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout.removesuffix(b"\n").removesuffix(b"\\n"))
+        assert found == [own, f"! {evil}", [None, None, kind, evil]]
+    assert not canary.exists()
 
 
 def test_a_command_that_fails(address: str) -> None:

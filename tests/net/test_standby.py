@@ -24,7 +24,10 @@ PATIENCE_S = 120.0
 
 
 @pytest.mark.parametrize("plain", ["loopback", "refuse"])
-def test_clients_move_from_a_standby_to_the_active_broker(plain: str) -> None:
+def test_clients_move_from_a_standby_to_the_active_broker(
+    plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # where the key of the broker is stored
     scheme = "udp" if plain == "loopback" else "udps"
     security = SecuritySection(plain="loopback" if plain == "loopback" else "refuse")
 

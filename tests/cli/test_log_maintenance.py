@@ -210,7 +210,18 @@ def test_recover_reports_other_losses(data: Path) -> None:
 )
 def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text: str) -> None:
     """Where the end of a log was not readable, offsets are left out that perhaps never were."""
-    saved = RecoverReport(LOG_ID, True, next_offset, 1, 1, missing, 0, [], False, False)
+    saved = RecoverReport(
+        log_id=LOG_ID,
+        has_old_id=True,
+        next_offset=next_offset,
+        blocks=1,
+        messages=1,
+        missing=missing,
+        kept_rows=0,
+        lost_tables=[],
+        lacks_changes=False,
+        was_replica=False,
+    )
     assert missing_text(saved).startswith(text)
 
 

@@ -24,11 +24,10 @@ from tests.store.entries import make_entry, make_job
 from godwit.cli.log_maintenance import run_recover
 from godwit.errors import GodwitError, LogDamagedError, StorageError
 from godwit.net.durable_log import DurableLog
-from godwit.store.folder import RESERVE_BYTES, DataFolder
+from godwit.store.folder import LOG_FILES, RESERVE_BYTES, DataFolder
 from godwit.store.maintenance import backup, compact, verify
 from godwit.store.recover import LOST_END, LOST_JOBS
 from godwit.store.retention import Retention, RetentionRule
-from godwit.store.schema import LOG_FILES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.witness import SLOT_BYTES, decode, read_witness

@@ -23,13 +23,13 @@ from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageEr
 from godwit.net.checkpoints import TRUNCATE_BYTES
 from godwit.net.durable_log import LOG_ID_BYTES
 from godwit.store.connection import SQLITE_SUFFIXES
-from godwit.store.folder import DataFolder, is_in_use
+from godwit.store.folder import LOG_FILES, DataFolder, is_in_use
 from godwit.store.maintenance import VerifyReport, backup, compact, verify
 from godwit.store.port import ProgressCallback
 from godwit.store.recover import LOST_END, RecoverReport, recover
 from godwit.store.replica import Place, read_place
 from godwit.store.retention import Retention, RetentionRule
-from godwit.store.schema import LOG_FILES, refuse_lone_wal
+from godwit.store.schema import refuse_lone_wal
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import SUFFIX, read_witness, write_witness
 from godwit.wire.changes import RetainedRow

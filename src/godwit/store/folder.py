@@ -30,6 +30,8 @@ from godwit.store.witness import read_witness, write_witness
 LOCK_NAME: Final = "lock"
 RESET_KEY_NAME: Final = "reset-key"
 STAGES_NAME: Final = "stages"
+LOG_FILES: Final = "log.sqlite*, stages and lock"
+"""Files of a folder that belong to its log, for messages. The other ones are keys and settings, which must be kept."""
 RESERVE_BYTES: Final = 1 * MIB
 """Space that SQLite needs to open a log, even without writing to it, and a little more."""
 _LOG_MARK: Final = b"this folder has had a log\n"

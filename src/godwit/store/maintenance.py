@@ -114,7 +114,7 @@ def backup(path: Path, out: Path, progress: ProgressCallback) -> BackupReport:
     """
     record = read_witness(path)
     reader = LogReader.open(path)  # checks that it is a log of the current version
-    condition = "complete" if record is None else _wal_condition(reader, record)
+    condition = _wal_condition(reader, record)
     reader.close()
     # A broker changes both files: then the comparison means nothing, and it has made its own at its start.
     if condition != "complete" and not is_in_use(path.parent):
@@ -138,7 +138,7 @@ def compact(path: Path, progress: ProgressCallback) -> CompactReport:
     record = read_witness(path)
     reader = LogReader.open(path)
     missing = None if record is None else record.missing_after(reader.log_id, reader.next_offset())
-    condition = "complete" if record is None else _wal_condition(reader, record)
+    condition = _wal_condition(reader, record)
     reader.close()
     if condition == "needless" or (condition != "complete" and missing is None):
         raise _incomplete(path, "compacted")
@@ -321,9 +321,7 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
     is_alone = is_locked or not is_in_use(path.parent)
     reader = LogReader.open(path)
     try:
-        condition: WalCondition = "complete"
-        if is_alone and record is not None:
-            condition = _wal_condition(reader, record)
+        condition = _wal_condition(reader, record if is_alone else None)
         if condition == "needless":  # its older images of pages would hide newer ones
             reader.close()
             reader = LogReader.open_without_wal(path)
@@ -372,15 +370,11 @@ def verify(path: Path, progress: ProgressCallback, *, is_locked: bool = False) -
 
 
 def is_whole(reader: LogReader) -> bool:
-    """Return whether a log has its newest commits, as far as its witness shows. A broker that uses it has seen to that.
-
-    Args:
-        reader: Opened before.
-    """
+    """Return whether a log has its newest commits, as far as its witness shows. A broker checks that at its start."""
     record = read_witness(reader.path)
-    if record is None or not record.is_of(reader.log_id):
-        return True
-    is_complete = _wal_condition(reader, record) == "complete" and reader.next_offset() >= record.confirmed
+    is_complete = _wal_condition(reader, record) == "complete" and (
+        record is None or record.missing_after(reader.log_id, reader.next_offset()) is None
+    )
     return is_complete or is_in_use(reader.path.parent)
 
 
@@ -396,7 +390,10 @@ def _witness_condition(path: Path) -> WitnessCondition:
     return "absent" if is_copy else "missing"
 
 
-def _wal_condition(reader: LogReader, record: WitnessRecord) -> WalCondition:
+def _wal_condition(reader: LogReader, record: WitnessRecord | None) -> WalCondition:
+    """Judge the write-ahead log of a log that no broker uses. Without a witness of this log, nothing contradicts it."""
+    if record is None or not record.is_of(reader.log_id):
+        return "complete"
     return record.judge(read_salts(f"{reader.path}-wal", None), count_frames(reader.connection))
 
 

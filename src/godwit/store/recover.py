@@ -114,7 +114,7 @@ _MAX_TRIES: Final = 64
 """Chains that are tried for the start of a block whose cell does not contain the start of its chain."""
 
 
-class RecoverReport(msgspec.Struct, frozen=True):
+class RecoverReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was saved."""
 
     log_id: bytes
@@ -241,15 +241,15 @@ class _Recovery:
                 next_job = load_state(self._connection).next_job
                 apply_changes(self._connection, [NextJobRow(next_job + LOST_JOBS)])
         return RecoverReport(
-            log_id,
-            has_old_id,
-            next_offset,
-            self._blocks,
-            self._messages,
-            missing,
-            kept_rows,
-            lost_tables,
-            lacks_changes,
+            log_id=log_id,
+            has_old_id=has_old_id,
+            next_offset=next_offset,
+            blocks=self._blocks,
+            messages=self._messages,
+            missing=missing,
+            kept_rows=kept_rows,
+            lost_tables=lost_tables,
+            lacks_changes=lacks_changes,
             was_replica=PLACE in meta,
         )
 

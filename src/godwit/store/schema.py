@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import apsw
 
 from godwit.errors import LogDamagedError, LogVersionError
+from godwit.store.folder import LOG_FILES
 
 APPLICATION_ID: Final = 0x47574C47
 """'GWLG', which programs such as `file` recognize."""
@@ -29,8 +30,6 @@ FLOORS: Final = "marks"
 EPOCHS: Final = "epochs"
 PLACE: Final = "place"
 """Key of the row in `meta` that only the file of a cluster's node has (godwit.store.replica)."""
-LOG_FILES: Final = "log.sqlite*, stages and lock"
-"""Files of a folder that belong to its log, for messages. The other ones are keys and settings, which must be kept."""
 
 _SchemaObject: TypeAlias = tuple[Any, ...]
 _SELECT: Final = "SELECT type, name, tbl_name, sql FROM {}.sqlite_schema LIMIT ?"

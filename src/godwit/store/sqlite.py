@@ -34,14 +34,13 @@ from godwit.errors import DiskError, LogDamagedError
 from godwit.limits import MIB
 from godwit.store.block import BlockRow, encode_blocks, encode_topic_index, make_row
 from godwit.store.connection import BUSY_TIMEOUT_MS, connect, transaction, translate_errors
-from godwit.store.folder import sign_of_log
+from godwit.store.folder import LOG_FILES, sign_of_log
 from godwit.store.legacy import upgrade
 from godwit.store.port import Change, Entry, OffsetRanges, Slice
 from godwit.store.reader import BlockScanner, EpochRow, LogEnds, insert_epoch, load_epochs
 from godwit.store.recover import LOST_JOBS, rows_of_wal
 from godwit.store.schema import (
     BLOCKS,
-    LOG_FILES,
     QUERIES,
     VERSION,
     check_schema,

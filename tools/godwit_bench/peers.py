@@ -1,12 +1,14 @@
-"""The origin of the peers: brokers from Debian's packages, clients from PyPI. A missing one is always an error."""
+"""The origin of the peers: programs of Debian or of `make setup`, clients from PyPI. A missing one is an error."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from godwit.errors import GodwitError
@@ -15,8 +17,8 @@ PROGRAMS: Final = ("mosquitto", "nats-server")
 """Each is the name of a program and of its Debian package."""
 MODULES: Final = ("nats", "zenoh")
 """Clients for Python; Zenoh's contains its router."""
-_MORE_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-"""Debian has servers in folders that are only in root's PATH."""
+_MORE_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", str(Path(sys.executable).parent))
+"""Debian has servers in folders that are only in root's PATH; a package of `make setup` contains nats-server."""
 _INSTALL_S: Final = 300
 
 

@@ -54,6 +54,10 @@ def test_the_overview_shows_the_nodes_of_a_cluster(tmp_path: Path) -> None:
             world.service.server.broker.add_figures(lambda: figures)
             await expect(card.get_by_role("row").filter(has_text="one")).to_contain_text("active")
             await expect(card.get_by_role("row").filter(has_text="two")).to_contain_text("12 records")
+            await expect(card.get_by_text("standby", exact=True)).to_be_visible()
+            figures["cluster/node/two/problem"] = "its file is not compared with the replicated log yet"
+            await expect(card.get_by_text("standby, not ready")).to_be_visible()
+            await expect(page.get_by_text("two: its file is not compared with the replicated log yet.")).to_be_visible()
             figures["cluster/node/two/state"] = "away"
             await expect(page.get_by_text("Nodes of the cluster are away")).to_be_visible()
             await expect(card.get_by_role("row").filter(has_text="two")).to_contain_text("away")

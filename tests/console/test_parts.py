@@ -77,7 +77,8 @@ def test_nodes_of_a_cluster_are_reported() -> None:
     for name, figure in {
         "name": "plant", "node": "one", "epoch": 3, "nodes": 2, "node/one/state": "active", "node/one/behind": 0,
         "node/two/state": "standby", "node/two/address": "10.0.0.2:50000", "node/two/behind": NODE_BEHIND + 1,
-        "node/three/state": "away", "node/three/behind": 5_000,
+        "node/two/problem": "its disk is full", "node/three/state": "away", "node/three/behind": 5_000,
+        "node/three/problem": "its engine is silent", "node/one/problem": "",
     }.items():  # fmt: skip
         made.handle_figure(f"$sys/cluster/{name}", str(figure).encode())
     found = cluster_state(made.current)
@@ -88,6 +89,7 @@ def test_nodes_of_a_cluster_are_reported() -> None:
     problems = {one.title: one.text for one in made.problems()}
     assert problems["Nodes of the cluster are away"].startswith("three: ")
     assert problems["Nodes of the cluster are behind"] == "two by 1,001 records."
+    assert problems["Nodes of the cluster are not ready"] == "two: its disk is full."
 
 
 def test_figures_of_a_hostile_broker_are_bounded() -> None:

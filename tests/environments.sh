@@ -103,12 +103,11 @@ run() { # in the folder of the environment, as its user: the tests, to their end
     command=(unshare --mount bash -c 'mount -t tmpfs none /usr/lib/jvm && ! command -v java && exec "$@"' no-java "${command[@]}")
     mkdir -p /usr/lib/jvm
   fi
-  local stress=
-  if has "$name" busy; then stress-ng --quiet --cpu 2 --timeout "$LIMIT_S" & stress=$!; fi
-  local code=0
-  timeout --kill-after=30 "$LIMIT_S" "${command[@]}" || code=$?
-  if [ -n "$stress" ]; then kill "$stress" && wait "$stress" || true; fi
-  return "$code"
+  if has "$name" busy; then
+    stress-ng --quiet --cpu 2 --timeout "$LIMIT_S" &
+    trap "kill $!" EXIT # of the subshell of this environment, also if it is interrupted
+  fi
+  timeout --kill-after=30 "$LIMIT_S" "${command[@]}"
 }
 
 environment() { # create one environment, run its tests, and print one line

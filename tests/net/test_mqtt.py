@@ -341,6 +341,37 @@ def test_a_port_in_use() -> None:
     run(test)
 
 
+def test_tls_without_a_certificate() -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigurationError, match="has TLS: give a certificate and its key"):
+            await broker("mqtts://127.0.0.1:0").start()
+
+    run(test)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("scheme", ["mqtt", "tls"])
+def test_a_connection_that_arrives_at_the_end_is_closed(
+    scheme: str, tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """The broker accepts it, and its listener ends in the same or one of the next turns of the loop."""
+    certificate, key = make_certificate(tmp_path, "broker")
+
+    async def test() -> None:
+        for turns in range(5):
+            async with broker(f"{scheme}://127.0.0.1:0", certificate=certificate, key=key) as service:
+                listeners = service._mqtt
+                assert listeners is not None
+                with socket.create_connection(("127.0.0.1", port_of(service)), WAIT_S) as client:
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    listeners.close()
+                    with suppress(ConnectionResetError):
+                        assert await asyncio.to_thread(client.recv, 100) == b""
+
+    run(test, loop)
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -510,6 +510,7 @@ def test_the_example_shows_the_defaults_of_mqtt() -> None:
         ("listen = []", "mqtt.listen is empty"),
         ('listen = ["h"]\nkey = "k"', "mqtt has only one of certificate and key"),
         ('listen = ["tls://h"]', "mqtt.listen has an address with TLS"),
+        ('listen = ["h", "MQTTS://h"]', "mqtt.listen has an address with TLS"),
         ('listen = ["h"]\nuser_from_certificate = true', "mqtt.user_from_certificate needs client_ca"),
         ('listen = ["h"]\nresponse_information = "a/#"', "mqtt.response_information is not the beginning of a topic"),
         ('listen = ["h"]\norigins = ["https://a.example/page"]', "mqtt.origins has 'https://a.example/page'"),

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from godwit.errors import SocketError
@@ -174,13 +175,15 @@ class MetricsServer:
             return
         connection = _HttpConnection(self)
         self._connections[connection] = None
-        task = self._loop.create_task(self._connect(connection, accepted))
-        connection.opening = task
+        connection.opening = self._loop.create_task(self._connect(connection, accepted))
+        connection.opening.add_done_callback(partial(self._end_connect, connection, accepted))
 
     async def _connect(self, connection: _HttpConnection, accepted: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             await self._loop.connect_accepted_socket(lambda: connection, accepted)
-        except OSError:
+
+    def _end_connect(self, connection: _HttpConnection, accepted: socket.socket, _: asyncio.Task[None]) -> None:
+        if not connection.is_open:  # also if the task was cancelled before it began
             accepted.close()
             self.remove(connection)
 
@@ -226,6 +229,11 @@ class _HttpConnection(asyncio.Protocol):
         self.opening: asyncio.Task[None] | None = None
         self.has_request = False
         """Whether the request is complete, or was refused."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has, or had, a transport."""
+        return self._transport is not None
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -112,53 +113,69 @@ class MqttStream(asyncio.BufferedProtocol):
     """The stream of one client, see godwit.mqtt.connection.MqttTransport."""
 
     __slots__ = (
-        "_closing", "_connection", "_handshake", "_is_paused", "_listeners", "_transport", "_websocket", "host",
+        "_closing", "_connection", "_is_given_up", "_is_paused", "_is_securing", "_listeners", "_opening", "_transport",
+        "_websocket", "host",
     )  # fmt: skip
 
-    def __init__(self, listeners: MqttListeners, websocket: WebSocketStream | None) -> None:
+    def __init__(self, listeners: MqttListeners, websocket: WebSocketStream | None, host: str) -> None:
+        self.host = host
+        """The network of the client, see `network_of`."""
         self._listeners = listeners
         self._websocket = websocket
         self._transport: asyncio.Transport | None = None
         self._connection: MqttConnection | None = None
-        self._handshake: asyncio.Task[None] | None = None
-        """Of TLS, while it lasts."""
+        self._opening: asyncio.Task[None] | None = None
+        """Joins it to its socket, with the handshake of TLS, while that lasts."""
+        self._is_securing = False
+        """Whether the handshake of TLS is under way."""
+        self._is_given_up = False
+        """Whether it was ended before it was joined to its socket."""
         self._is_paused = False
         """Whether the stream has more to send than the system accepts, see `unsent_bytes`."""
         self._closing: asyncio.TimerHandle | None = None
-        self.host: str | None = None
-        """Of the client, if it was accepted."""
 
-    def begin_tls(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
-        """Begin the handshake with a client that counts as a connection already."""
-        self._handshake = asyncio.get_running_loop().create_task(self._run_handshake(accepted, context))
+    def begin(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Serve a client that counts as a connection already, after the handshake if there is a context of TLS."""
+        self._opening = asyncio.get_running_loop().create_task(self._open(accepted, context))
+        self._opening.add_done_callback(partial(self._end_opening, accepted))
 
-    async def _run_handshake(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
-        try:
+    async def _open(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        if self._is_given_up:
+            return
+        self._is_securing = context is not None
+        timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
+        with suppress(OSError):  # also ssl.SSLError, and a timeout
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self, accepted, ssl=context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+                lambda: self, accepted, ssl=context, ssl_handshake_timeout=timeout_s
             )
-        except OSError:  # also ssl.SSLError, and a timeout
+
+    def _end_opening(self, accepted: socket.socket, _: asyncio.Task[None]) -> None:
+        self._opening, self._is_securing = None, False
+        if self._transport is None:
             accepted.close()
-        finally:
-            self._handshake = None
-            if self._connection is None:
-                self._listeners.remove(self)
+            self._listeners.remove(self)
 
     def abort(self) -> None:
         """End the connection at once."""
-        if self._handshake is not None:
-            self._handshake.cancel()
-        elif self._transport is not None:
+        if self._transport is not None:
             self._transport.abort()
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End it before it is joined to its socket. Without TLS that takes one turn, which uvloop must finish."""
+        self._is_given_up = True
+        if self._is_securing and self._opening is not None:
+            self._opening.cancel()
 
     # -- called by the event loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = stream = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
-        peer = stream.get_extra_info("peername") or ("", 0)
-        if self.host is None and not self._listeners.add(self, peer[0]):
+        if self._is_given_up:
             stream.abort()
             return
+        peer = stream.get_extra_info("peername") or ("", 0)
         handle = stream.get_extra_info("socket")
         if handle is not None and handle.family != getattr(socket, "AF_UNIX", None):
             handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -167,7 +184,7 @@ class MqttStream(asyncio.BufferedProtocol):
         certified_user = None
         if protocol.settings.user_from_certificate and stream.get_extra_info("ssl_object") is not None:
             certified_user = common_name(stream.get_extra_info("peercert"))
-        self._connection = protocol.connect(self, format_address(peer), self.host or "", certified_user)
+        self._connection = protocol.connect(self, format_address(peer), self.host, certified_user)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._listeners.view  # one for all: its bytes are copied before the next read begins
@@ -234,10 +251,10 @@ class MqttStream(asyncio.BufferedProtocol):
 
     def close_now(self) -> None:
         """Close the stream when everything is sent; nothing is read any more."""
-        if self._handshake is not None:
-            self._handshake.cancel()
-        elif self._transport is not None:
+        if self._transport is not None:
             self._transport.close()
+        else:
+            self._give_up()
 
     def set_reading(self, is_reading: bool) -> None:
         """Pause reading, or continue."""
@@ -254,10 +271,11 @@ class MqttStream(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
 
-class TlsListener:
-    """One listening socket for TLS.
+class StreamListener:
+    """One listening socket.
 
-    The event loop's own listener calls a protocol after the handshake: clients that never end it would not be counted.
+    The event loop's own listener calls a protocol after the handshake of TLS: clients that never end it would not be
+    counted. And asyncio's forgets a connection that it has accepted just before it is closed, and leaves it open.
     """
 
     def __init__(self, listeners: MqttListeners, handle: socket.socket, address: MqttAddress) -> None:
@@ -283,12 +301,11 @@ class TlsListener:
                 self._loop.call_later(ACCEPT_PAUSE_S, self._begin)
                 return
             accepted.setblocking(False)
-            stream = self._listeners.make_stream(self._address)
-            context = self._listeners.context
-            if context is None or not self._listeners.add(stream, peer[0]):
-                accepted.close()
+            stream = self._listeners.make_stream(self._address, peer[0])
+            if self._listeners.add(stream):
+                stream.begin(accepted, self._listeners.context if self._address.has_tls else None)
             else:
-                stream.begin_tls(accepted, context)
+                accepted.close()
 
     def close(self) -> None:
         """Accept no more connections."""
@@ -345,7 +362,7 @@ class MqttListeners:
         self._server = server
         self._schedule_turn = schedule_turn
         self.max_connections = allow_connections(max_connections)
-        self._servers: list[asyncio.Server | TlsListener] = []
+        self._listeners: list[StreamListener] = []
         self._streams: dict[MqttStream, None] = {}
         self._hosts: Counter[str] = Counter()
         self._unadmitted: dict[MqttStream, None] = {}
@@ -365,8 +382,11 @@ class MqttListeners:
         """Open all listeners. After an error none is left open.
 
         Raises:
+            ConfigurationError: An address has TLS, and the context is missing.
             SocketError: The system refused a socket, for example because the port is in use.
         """
+        if context is None and any(address.has_tls for address in addresses):
+            raise ConfigurationError("an address for MQTT has TLS: give a certificate and its key, too")
         self.context = context
         try:
             for address in addresses:
@@ -381,28 +401,21 @@ class MqttListeners:
 
     async def _open(self, address: MqttAddress) -> None:
         """Open the sockets of one address. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        if not address.has_tls:
-            opened = await loop.create_server(
-                lambda: self.make_stream(address), address.host, address.port, backlog=BACKLOG
-            )
-            self._servers.append(opened)
-            self.addresses += [(address, handle.getsockname()) for handle in opened.sockets]
-            return
-        found = await loop.getaddrinfo(
+        found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=getattr(socket, "AI_PASSIVE", 0)
         )
         for family, where in dict.fromkeys((one[0], one[4]) for one in found):
-            listener = TlsListener(self, open_listener(where, family), address)
-            self._servers.append(listener)
+            listener = StreamListener(self, open_listener(where, family), address)
+            self._listeners.append(listener)
             self.addresses.append((address, listener.handle.getsockname()))
 
-    def make_stream(self, address: MqttAddress) -> MqttStream:
-        """Return the stream of a new client of this listener."""
+    def make_stream(self, address: MqttAddress, peer: str) -> MqttStream:
+        """Return the stream of a new client of this listener, from an IP address."""
+        host = network_of(peer) if peer else ""
         if not address.is_websocket:
-            return MqttStream(self, None)
+            return MqttStream(self, None, host)
         max_bytes = self.protocol.broker.settings.max_message_bytes + 64 * KIB
-        return MqttStream(self, WebSocketStream(address.path, max_bytes, self.protocol.settings.origins))
+        return MqttStream(self, WebSocketStream(address.path, max_bytes, self.protocol.settings.origins), host)
 
     def reload_certificate(self, certificate: Path, key: Path) -> None:
         """Use a new certificate for new connections.
@@ -428,13 +441,13 @@ class MqttListeners:
         """How many connections have no login."""
         return len(self._unadmitted)
 
-    def add(self, stream: MqttStream, peer: str) -> bool:
-        """Count a connection from an IP address. Return False if all places are taken.
+    def add(self, stream: MqttStream) -> bool:
+        """Count a connection. Return False if all places are taken.
 
         Connections without a login give way to a new one, the oldest first: clients log in at once, and connections
         that remain silent must not keep them out.
         """
-        host = network_of(peer) if peer else ""
+        host = stream.host
         limit = self.protocol.broker.settings.max_clients_per_host
         of_host = self._unadmitted_by_host.get(host)
         if of_host and (len(of_host) >= MAX_UNADMITTED_PER_HOST or (limit is not None and self._hosts[host] >= limit)):
@@ -444,7 +457,6 @@ class MqttListeners:
         if len(self._streams) >= self.max_connections or (limit is not None and self._hosts[host] >= limit):
             self.refused += 1
             return False
-        stream.host = host
         self._streams[stream] = None
         self._hosts[host] += 1
         self._unadmitted[stream] = None
@@ -465,7 +477,7 @@ class MqttListeners:
     def _unlist(self, stream: MqttStream) -> None:
         if stream in self._unadmitted:
             del self._unadmitted[stream]
-            host = stream.host or ""
+            host = stream.host
             of_host = self._unadmitted_by_host[host]
             del of_host[stream]
             if not of_host:
@@ -476,16 +488,16 @@ class MqttListeners:
         if stream in self._streams:
             self._unlist(stream)
             del self._streams[stream]
-            host = stream.host or ""
+            host = stream.host
             self._hosts[host] -= 1
             if not self._hosts[host]:
                 del self._hosts[host]
 
     def stop_listening(self) -> None:
         """Accept no more connections."""
-        for opened in self._servers:
-            opened.close()
-        self._servers.clear()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     def close(self) -> None:
         """Close the listeners and all connections."""

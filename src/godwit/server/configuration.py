@@ -43,6 +43,8 @@ _MQTT_DEFAULTS: Final = MqttSettings()
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 ANY_CERTIFICATE: Final = "ca"
 """In place of a fingerprint: any certificate of client_ca that has the name."""
+_WITH_TLS: Final = re.compile(r"\s*(tls|ssl|mqtts|wss):", re.IGNORECASE)
+"""An address for MQTT that needs a certificate, see godwit.net.mqtt."""
 _ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
 """The origin of a page, as a browser sends it; pages of files have `null`."""
 _MQTT_BOUNDS: Final = {
@@ -627,7 +629,7 @@ def _mqtt(section: MqttFileSection, source: ConfigurationSource, folder: Path) -
         raise source.error(("mqtt", "listen"), 'mqtt.listen is empty: give an address, as in ["127.0.0.1:1883"]')
     if (section.certificate is None) != (section.key is None):
         raise source.error(("mqtt",), "mqtt has only one of certificate and key: give both, or none")
-    if section.certificate is None and any(text.startswith(("tls:", "wss:")) for text in section.listen):
+    if section.certificate is None and any(map(_WITH_TLS.match, section.listen)):
         raise source.error(
             ("mqtt", "listen"),
             "mqtt.listen has an address with TLS: give certificate and key too, here or under [security]",

@@ -92,7 +92,7 @@ async def console_world(
         server = ConsoleServer(f"{host}:{port}", lake=shown)
         await server.start("127.0.0.1", 0)
         stack.push_async_callback(server.stop)
-        stack.push_async_callback(accept_the_last)
+        stack.push_async_callback(accept_late_connections)
         driver = await stack.enter_async_context(async_playwright())
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE_MS)
         stack.push_async_callback(browser.close)
@@ -107,7 +107,7 @@ async def console_world(
         assert [text for text in serious if "WebSocket connection" not in text and "ERR_" not in text] == []
 
 
-async def accept_the_last() -> None:
+async def accept_late_connections() -> None:
     """Let the server accept the connections of a browser that is gone.
 
     asyncio forgets one that it has accepted just before the server closes (cpython gh-109564), and it is never closed.

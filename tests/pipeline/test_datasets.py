@@ -8,8 +8,10 @@ from datetime import timedelta
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 from tests.pipeline.lakes import NOON, day, local, messages, readings_of
 
+from godwit.pipeline import declarative
 from godwit.pipeline.datasets import devices, job_statistics, readings, traffic, windows
 
 # -- silver ------------------------------------------------------------------------------------------------------------
@@ -45,6 +47,30 @@ def test_readings_and_rejected_messages(spark: SparkSession) -> None:
     assert [(row.name, row.position, row.decoder, row.unit_source, row.schema_version) for row in good[:3]] == [
         ("", 1, "json", "default", 2), ("", 0, "json", "default", 2), ("", 0, "number", "payload", 2),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content_type", [None, "text/csv"])
+def test_declarative_pipelines_parse_the_same_rows(spark: SparkSession, content_type: str | None) -> None:
+    frame = messages(
+        spark,
+        [
+            (0, "home/temperature", "one", 0, b'{"temperature": 21.5, "humidity": 40, "x_y": 1}'),
+            (1, "home/temperature", "one", 1, b"12C"),
+            (2, "home/temperature", "one", 2, b"\xff"),
+            (3, "$jobs/resize", "$broker", 0, b'{"event": "done"}'),
+            (4, "home/temperature", "one", 3, b"temperature,humidity\n20,41\n"),
+        ],
+    )
+    if content_type is not None:
+        frame = frame.withColumn("content_type", sf.lit(content_type))
+    parsed = readings.parse(frame).localCheckpoint()
+    has_type = content_type is not None
+    good = declarative.silver_readings(frame, has_content_type=has_type).orderBy("offset", "quantity").collect()
+    assert good == readings.valid(parsed).orderBy("offset", "quantity").collect()
+    assert {row.offset for row in good} >= {0, 1}
+    bad = declarative.silver_quarantine(frame, has_content_type=has_type).orderBy("offset").collect()
+    assert bad == readings.rejected(parsed).orderBy("offset").collect()
+    assert {2} <= {row.offset for row in bad}
 
 
 def test_sensors_of_one_message_are_not_mixed(spark: SparkSession) -> None:

@@ -83,7 +83,8 @@ def test_the_declarative_pipeline_in_examples(tmp_path: Path) -> None:
         spec.write_text(text.replace("/tmp/godwit-declarative", str(folder / "storage")), encoding="utf-8")
         command = [str(Path(sys.executable).with_name("spark-pipelines"))]
         command += ["--conf", "spark.sql.catalogImplementation=hive", "run"]
-        environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        environment = os.environ | python | {"SPARK_TESTING": "1"}  # then the server has a port of its own
         for rows, expected in ((["21.5", "warm"], (1, 1)), (["22", "23"], (3, 1))):
             place.add_payloads([row.encode() for row in rows], "home/temperature")
             run(command, folder, environment)

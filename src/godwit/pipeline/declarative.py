@@ -7,7 +7,6 @@ Connect does. A function of columns does not, so messages are parsed by one that
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,13 +41,15 @@ def _parsed(messages: DataFrame, has_content_type: bool) -> DataFrame:
     cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # executors need not have godwit
     decoder = BatchDecoder(Decoding())
     names = (*readings.COLUMNS_READ, readings.CONTENT_TYPE) if has_content_type else readings.COLUMNS_READ
-    parse = _arrow_udf(
-        partial(_parse_columns, decoder, names), returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED))))
-    )
+
+    def parse_columns(*columns: pa.Array) -> pa.Array:  # PySpark reads its annotations, those of a `partial` it cannot
+        return _parse_columns(decoder, names, columns)
+
+    parse = _arrow_udf(parse_columns, returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED)))))
     return messages.select(sf.inline(parse(*names)))
 
 
-def _parse_columns(decoder: BatchDecoder, names: tuple[str, ...], *columns: pa.Array) -> pa.Array:
+def _parse_columns(decoder: BatchDecoder, names: tuple[str, ...], columns: tuple[pa.Array, ...]) -> pa.Array:
     """Return one list for each message, on an executor: the first has the rows of all messages, the others none.
 
     Rows carry the keys of their messages, so it does not matter in which list they are.

@@ -127,7 +127,7 @@ soak: $(STAMP) $(CORE) ## The long versions: hundreds of seeds, all scenarios, s
 	@$(BIN)/godwit sim run --seeds 500
 	$(BIN)/godwit sim run --seeds 100 --sealed
 	$(BIN)/godwit sim scenarios
-	$(BIN)/python $(PYTEST) -m soak || [ $$? -eq 5 ] # 5: no test is marked so
+	$(BIN)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
 bench: $(STAMP) $(CORE) ## Measure on this machine: transport, broker, log, archive, jobs and Spark against peers and limits (minutes)
 	@$(BIN)/godwit bench transport

@@ -28,7 +28,7 @@ PYTEST := -m pytest -o cache_dir=$(abspath $(BUILD))/pytest
 # The compiled core is made by the editable install (hatch_build.py) and is in the environment, not in src.
 CORE := $(VENV)/.core
 export GODWIT_CORE_BUILD := $(abspath $(BUILD))/core
-CORE_SOURCES := hatch_build.py src/godwit/compiled_core.py src/godwit/errors.py src/godwit/limits.py \
+CORE_SOURCES := hatch_build.py $(addprefix src/godwit/,compiled_core.py errors.py limits.py net/address.py net/driver.py net/udp.py) \
   $(foreach package,wire transport broker broker/jobs native mqtt server client store,$(wildcard src/godwit/$(package)/*.py src/godwit/$(package)/*.c))
 
 .PHONY: help setup writable demo test check soak bench figures docs lock sbom dist release clean

@@ -14,7 +14,7 @@ from godwit.client.message import Message
 from godwit.net import blocking
 from godwit.net import driver as driver_module
 from godwit.net.client import connect
-from godwit.net.driver import BRISK_READS, BRISK_S, CROWDED_READS, CROWDED_S, BusyPolling, EndpointDriver
+from godwit.net.driver import BRISK_READS, BRISK_S, CROWDED_READS, CROWDED_S, LATE_READS, BusyPolling, EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.events import Train
 
@@ -71,13 +71,10 @@ def test_a_datagram_begins_a_new_time(yields: Yields) -> None:
     assert yields.count == 10
 
 
-@pytest.mark.parametrize(
-    ("gap_s", "is_few"), [(BRISK_S, True), (LONG_S, True), (0.0, False)], ids=["late", "very late", "many"]
-)
-def test_does_not_poll_before_enough_datagrams_came_in_a_row(gap_s: float, is_few: bool, yields: Yields) -> None:
+def test_does_not_poll_before_enough_datagrams_came(yields: Yields) -> None:
     assert not brisk(BRISK_READS - 1).begin(7.0)
     polling = brisk(1000)
-    polling.handle_read(gap_s, is_few)
+    polling.handle_read(0.0, False)  # many at once: a bulk transfer
     for _ in range(BRISK_READS - 1):
         polling.handle_read(BRISK, True)
         assert not polling.begin(7.0)
@@ -85,6 +82,32 @@ def test_does_not_poll_before_enough_datagrams_came_in_a_row(gap_s: float, is_fe
     polling.handle_read(BRISK, True)
     assert polling.begin(7.0)
     assert not yields.count
+
+
+@pytest.mark.usefixtures("yields")
+@pytest.mark.parametrize("gap_s", [BRISK_S, LONG_S], ids=["late", "very late"])
+def test_a_single_late_datagram_does_not_end_it_and_a_second_one_does(gap_s: float) -> None:
+    polling = brisk(1000)
+    polling.handle_read(gap_s, True)
+    assert polling.begin(7.0)
+    polling.handle_read(gap_s, True)
+    for _ in range(LATE_READS - 1):
+        assert not polling.begin(7.0)
+        polling.handle_read(BRISK, True)
+    assert not polling.begin(7.0)
+    polling.handle_read(BRISK, True)
+    assert polling.begin(7.0)
+
+
+@pytest.mark.usefixtures("yields")
+def test_does_not_begin_when_many_are_late() -> None:
+    """Datagrams at random times: the share of late ones decides, at any rate of them."""
+    rng = random.Random(84)
+    for rate in (500, 2_000, 5_000):
+        polling = BusyPolling()
+        for _ in range(20_000):
+            polling.handle_read(rng.expovariate(rate), True)
+            assert not polling.begin(7.0), rate
 
 
 def test_stops_for_a_while_when_something_else_needs_the_processor(yields: Yields) -> None:

@@ -31,15 +31,18 @@ confirm of the one before arrive together."""
 QUIET_S: Final = 20e-6
 """If a socket was readable for a single datagram, and is so again after a pause of at least this length, there is
 probably no second one. Looking for it costs a system call and an exception, which is 2 to 4 us of a hop."""
-BRISK_S: Final = 250e-6
+BRISK_S: Final = 400e-6
 """A datagram that arrives within this time after the one before was handled, and not with many others, is brisk. It is
 also how long to poll for the next one."""
 BRISK_READS: Final = 64
-"""How many brisk datagrams in a row make the process poll."""
+"""How many brisk datagrams make the process poll, if none of them is late."""
+LATE_READS: Final = 16
+"""A single datagram that is late undoes this many of them. Of the round trips of three processes that sleep, some in a
+hundred are late."""
 CROWDED_S: Final = 200e-6
 """If one look takes longer, another process, thread or callback needs the processor."""
-CROWDED_READS: Final = 5_000
-"""Then this many brisk datagrams are read without polling, which takes about a second."""
+CROWDED_READS: Final = 500
+"""Then this many brisk datagrams are read without polling, which takes about a tenth of a second."""
 _yield_processor: Final[Callable[[], Any] | None] = getattr(os, "sched_yield", None)
 """None on Windows, which has no such call: there nothing is polled."""
 
@@ -68,16 +71,16 @@ class BusyPolling:
     one by one and each soon after the one before, the process stays awake for a moment after each of them, and looks
     for the next one again and again. Between two looks it lets other processes run that are ready.
 
-    Polling takes processor time that would be unused. So it begins only after many brisk datagrams in a row: messages
-    that come at random, or less than some thousand times a second, never cause it. It stops if the processor is needed
-    for something else.
+    Polling takes processor time that would be unused. So it begins only after many brisk datagrams with hardly a late
+    one among them: messages that come at random, or less than some thousand times a second, never cause it. It stops
+    if the processor is needed for something else.
     """
 
     __slots__ = ("_looked_at", "_reads", "_until")
 
     def __init__(self) -> None:
         self._reads = 0
-        """How many brisk datagrams there were in a row; below 0 after polling was crowded."""
+        """How many brisk datagrams there were, less those that late ones undid; below 0 after polling was crowded."""
         self._until = 0.0
         self._looked_at = math.inf
         """When the last look began; infinite before the first one."""
@@ -85,9 +88,10 @@ class BusyPolling:
     def handle_read(self, gap_s: float, is_few: bool) -> None:
         """Datagrams were read: a few or many, this long after the ones before were handled."""
         if is_few and gap_s < BRISK_S:
-            self._reads += 1
+            if self._reads < BRISK_READS + LATE_READS:  # a single late one does not end it
+                self._reads += 1
         elif self._reads > 0:
-            self._reads = 0
+            self._reads = max(0, self._reads - LATE_READS) if is_few else 0
 
     def begin(self, now: float) -> bool:
         """Return whether to poll, now that the datagrams are handled."""

@@ -80,7 +80,7 @@ class BusyPolling:
 
     def __init__(self) -> None:
         self._reads = 0
-        """How many brisk datagrams there were, less those that late ones undid; below 0 after polling was crowded."""
+        """How many brisk datagrams there were, without the undone ones; below 0 after polling was crowded."""
         self._until = 0.0
         self._looked_at = math.inf
         """When the last look began; infinite before the first one."""

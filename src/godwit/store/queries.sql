@@ -19,9 +19,6 @@ SELECT key, value, seal FROM meta WHERE key = 'place';
 -- name: delete_meta
 DELETE FROM meta;
 
--- name: select_first_offset
-SELECT min(first_offset) FROM blocks;
-
 -- name: select_end_offset
 -- Of deleted blocks. The newest existing block may end later.
 SELECT value FROM meta WHERE key = 'end_offset';

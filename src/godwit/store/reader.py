@@ -83,6 +83,10 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
     until_us: int = 0
 
 
+_UNREADABLE: Final = (apsw.CorruptError, apsw.TooBigError, UnicodeDecodeError)
+"""Raised for pages of noise, for example if a column of numbers seems to be a text."""
+
+
 class BlockScanner:
     """Reads blocks through a connection of the caller."""
 
@@ -205,18 +209,25 @@ class BlockScanner:
             return
         rows = self._select(position, stop, has_topics)
         while True:
+            is_corrupt = False
             try:
                 values = next(rows, None)
-            except apsw.CorruptError:
-                readable = self._next_readable(position, stop)
-                yield _Span(position, readable)
-                position = readable
+            except _UNREADABLE:
+                values, is_corrupt = None, True
+            if values is None:
                 if position >= stop:
                     return
+                # Also without an error: a page of noise may look like one whose keys are behind `stop`.
+                readable = self._next_readable(position, stop)
+                if is_corrupt or readable < stop:
+                    yield _Span(position, readable)
+                else:
+                    yield from self._hole(position, stop, is_ruined)
+                if readable >= stop:
+                    return
+                position, is_ruined = readable, False
                 rows = self._select(position, stop, has_topics)
                 continue
-            if values is None:
-                break
             span = self._span(values, has_topics)
             if span is None:
                 is_ruined = True
@@ -224,26 +235,33 @@ class BlockScanner:
             if span.end_offset <= position:
                 continue
             if span.first_offset > position:
+                if not _is_exact(values):  # perhaps noise on a page, with the key of a block that is on another page
+                    readable = self._next_readable(position, span.first_offset)
+                    if readable < span.first_offset:
+                        yield _Span(position, readable)
+                        position, is_ruined = readable, False
+                        rows = self._select(position, stop, has_topics)
+                        continue
                 yield from self._hole(position, span.first_offset, is_ruined)
             is_ruined = False
             yield span
             position = span.end_offset
-        if position < stop:
-            yield from self._hole(position, stop, is_ruined)
 
     def _first_offset(self) -> int | None:
         """Return the first offset; 0 if it is unreadable, so that the front counts as damaged and not as deleted."""
         try:
-            found = self._value("select_first_offset")
-        except apsw.CorruptError:
+            values = self._next_row(0)
+        except _UNREADABLE:
             return 0
-        return int(found) if found is not None else None
+        if values is None:
+            return None
+        return int(values[0]) if _is_exact(values) else 0
 
     def _select(self, start: int, stop: int, has_topics: bool) -> Iterator[tuple[Any, ...]]:
         """Yield small columns of the block that holds `start`, or the last one before it, and of the following."""
         ((key,),) = self._connection.execute(QUERIES["select_key_at"], (start,))
         query = QUERIES["select_blocks_with_topics" if has_topics else "select_blocks"]
-        yield from self._connection.execute(query, (start if key is None else key, stop))
+        yield from self._connection.execute(query, (start if key is None else min(key, start), stop))  # it may be noise
 
     def _hole(self, begin: int, end: int, is_ruined: bool) -> Iterator[_Span]:
         """Yield the damaged part of a range without blocks: retention only deletes below its floors."""
@@ -269,12 +287,17 @@ class BlockScanner:
         return min(self._seek(good) or stop, stop)
 
     def _seek(self, offset: int) -> int | None:
-        """Return the first block from an offset on; None where the tree is unreadable or ends."""
+        """Return the first block from an offset on; None where the tree is unreadable or ends, or its row is noise."""
         try:
-            found = self._value("select_next_block", offset)
-        except apsw.CorruptError:
+            values = self._next_row(offset)
+        except _UNREADABLE:
             return None
-        return int(found) if found is not None else None
+        return int(values[0]) if values is not None and _is_exact(values) else None
+
+    def _next_row(self, offset: int) -> tuple[Any, ...] | None:
+        """Return small columns of the first block from an offset on."""
+        with closing(iter(self._connection.execute(QUERIES["select_blocks"], (offset, _LAST_OFFSET)))) as rows:
+            return next(rows, None)
 
     # -- one block ----------------------------------------------------------------------------------------------------
 
@@ -331,6 +354,12 @@ class BlockScanner:
 
     def _value(self, query: str, *bindings: int) -> Any:
         return self._connection.execute(QUERIES[query], bindings).get
+
+
+def _is_exact(values: tuple[Any, ...]) -> bool:
+    """Return whether the numbers of a row match its checksum."""
+    first_offset, end_offset, received_us, until_us, checksum, *_ = values
+    return has_valid_numbers(BlockRow(first_offset, end_offset, received_us, until_us, checksum, b"", b""))
 
 
 def _end_of(pair: tuple[int, Entry]) -> int:

@@ -101,7 +101,7 @@ def test_a_single_late_datagram_does_not_end_it_and_a_second_one_does(gap_s: flo
 
 @pytest.mark.usefixtures("yields")
 def test_does_not_begin_when_many_are_late() -> None:
-    """Datagrams at random times: the share of late ones decides, at any rate of them."""
+    """Datagrams at random times, of which one in eight or more is late."""
     rng = random.Random(84)
     for rate in (500, 2_000, 5_000):
         polling = BusyPolling()

@@ -43,9 +43,6 @@ WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
 SELECT first_offset, end_offset, received_us, until_us, seal, topics, length(body) FROM blocks
 WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
 
--- name: select_next_block
-SELECT first_offset FROM blocks WHERE first_offset >= ? ORDER BY first_offset LIMIT 1;
-
 -- name: select_newest_block
 SELECT max(first_offset) FROM blocks;
 

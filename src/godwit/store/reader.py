@@ -292,7 +292,8 @@ class BlockScanner:
             values = self._next_row(offset)
         except _UNREADABLE:
             return None
-        return int(values[0]) if values is not None and _is_exact(values) else None
+        is_block = values is not None and _is_exact(values) and values[0] >= offset  # noise may lead to an earlier page
+        return int(values[0]) if values is not None and is_block else None
 
     def _next_row(self, offset: int) -> tuple[Any, ...] | None:
         """Return small columns of the first block from an offset on."""
